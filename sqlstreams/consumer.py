@@ -1,0 +1,284 @@
+"""The handle of a consumer group. Making one does no I/O."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
+import trio
+
+from sqlstreams.config import ConsumeOptions, GroupConfig
+from sqlstreams.errors import ConfigurationError, DestroyRefused, NotBuiltYet, NotFound, SettleTimeout
+from sqlstreams.model.fence import Observations
+from sqlstreams.model.lag import Lag, lag_of
+from sqlstreams.model.names import check_name
+from sqlstreams.model.progress import marks_of
+from sqlstreams.model.values import Progress, ServerRun
+from sqlstreams.runtime.consumer import Consumer
+from sqlstreams.runtime.core import Core
+from sqlstreams.runtime.handler import Handler, HandlerRunner, check_handler
+from sqlstreams.store import GroupRow, SnapshotRow, StreamRow
+from sqlstreams.workers import cursor_advancer
+
+if TYPE_CHECKING:
+    from sqlstreams.stream import Stream
+
+__all__ = ["ConsumerGroup", "DeadLetter", "GroupSnapshot"]
+
+T = TypeVar("T")
+
+SETTLE_SECONDS = 10.0  # how long a registration at the head waits for writers
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    """Where a group stands.
+
+    Attributes:
+        lag: how far it is behind.
+        open_ranges: ranges that are handed out, or were given back and wait. in_flight: ids of them that are not resolved,
+            and exceptions that run.
+        by_status: exceptions by status, dead ones too.
+        oldest_unresolved: the lowest message that is not finally resolved, None when there is none.
+        held_by: what holds `committed` there, in words, None when nothing does.
+        paused: whether it takes nothing new.
+    """
+
+    lag: Lag
+    open_ranges: int
+    in_flight: int
+    by_status: dict[str, int]
+    oldest_unresolved: int | None
+    held_by: str | None
+    paused: bool
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that the group gave up; `payload` is as produced, None when it is no longer in the log."""
+
+    message_id: int
+    attempts: int
+    delays: int
+    error: str | None
+    message_key: str | None
+    created_at: datetime
+    died_at: datetime
+    payload: msgspec.Raw | None
+
+
+class ConsumerGroup(Generic[T]):
+    """A consumer group by its name. Made by `stream.consumer(name)`."""
+
+    def __init__(self, core: Core, stream: Stream[T], name: str) -> None:
+        check_name("group", name)
+        self.name = name
+        self._core = core
+        self._stream = stream
+        self._row: GroupRow | None = None
+
+    async def register(
+        self, config: GroupConfig | None = None, *, start: Literal["beginning", "head"] = "beginning"
+    ) -> GroupRow:
+        """Declare the group and return what is declared now.
+
+        Guarantee: idempotent and safe from many processes at once; the newest declaration wins as a whole and reaches
+        running consumers within 30 s.
+
+        Args:
+            config: how it treats its messages.
+            start: where a new group starts: everything retained, or what commits after this call. For a group that exists
+                it counts for nothing.
+
+        Cancelled: declared or not.
+        Raises: NotFound (the stream), SettleTimeout (start="head", and a writer kept its transaction open for 10 s),
+            ConfigurationError.
+        """
+        if start not in ("beginning", "head"):
+            raise ConfigurationError(f"start is {start!r}, allowed is 'beginning' or 'head'", subject=self._subject)
+        config = GroupConfig() if config is None else config
+        if not isinstance(config, GroupConfig):
+            raise ConfigurationError(f"a GroupConfig is needed, not {type(config).__name__}", subject=self._subject)
+        stream = await self._stream.resolve()
+        store = self._core.store
+        at: int | None = None
+        run: ServerRun | None = None
+        if start == "head" and await store.group_by_name(stream.id, self.name) is None:
+            at, run = await self._settled_head(stream)
+        self._row = await store.register_group(stream, self.name, config, start=at, run=run)
+        self._core.process.doorbell.freed(stream.id)  # running consumers look, and find a changed declaration
+        return self._row
+
+    async def get(self) -> GroupRow | None:
+        """Return what is declared, None when there is no such group."""
+        stream = await self._stream.get()
+        if stream is None:
+            return None
+        if self._row is not None:
+            return await self._core.store.group_by_id(self._row.id)
+        return await self._core.store.group_by_name(stream.id, self.name)
+
+    async def destroy(self, *, force: bool = False) -> None:
+        """Delete the group with its progress, exceptions and history.
+
+        Raises: DestroyRefused (without `allow_destroy`; or a consumer of it runs, without `force`), NotFound.
+        """
+        if not self._core.allow_destroy:
+            raise DestroyRefused("this client may not destroy anything", subject=self._subject)
+        await self._core.store.destroy_group(await self._resolve(), force=force)
+
+    async def consume(
+        self,
+        handler: Handler,
+        options: ConsumeOptions | None = None,
+        *,
+        task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Hand the group's messages to a handler until cancelled, or until the client drains.
+
+        Guarantee: at least once: every message whose handler did not return in time, or was cut short, comes again. A
+        message is never handled by two live processes of the group at once.
+
+        Args:
+            handler: `async def handle(message)` or `(message, meta)`; a plain function runs in a thread. Returning is
+                success, raising `Delay(duration)` means later, `Terminal(reason)` dead now, anything else is a failure.
+            options: how to run.
+            task_status: `await nursery.start(group.consume, handler)` returns when claims can begin.
+
+        Cancelled: handlers are cancelled; what finished is recorded, the rest is free at once, within about 5 s.
+        Raises: ConfigurationError (before any I/O), NotFound, PermissionDenied and what else only a person can help with.
+        """
+        self._core.check_open()
+        check_handler(handler)
+        options = ConsumeOptions() if options is None else options
+        if not isinstance(options, ConsumeOptions):
+            raise ConfigurationError(f"ConsumeOptions are needed, not {type(options).__name__}", subject=self._subject)
+        if options.transactional:
+            raise NotBuiltYet("transactional consume is not in this release", subject="ConsumeOptions.transactional")
+        group = await self._resolve()
+        stream = await self._stream.resolve()
+        names = (stream.name, group.name)
+        timeout = group.config.timeout.total_seconds()
+        runner: HandlerRunner[T] = HandlerRunner(handler, self._stream.codec, names, timeout, options.concurrency)
+        random = self._core.random
+        config = cursor_advancer.CursorAdvancerConfig()
+        consumer = Consumer(
+            self._core.process,
+            group,
+            stream.name,
+            runner,
+            (self._stream.version,),
+            options,
+            lambda of, group_id, due: cursor_advancer.actor(self._core.store, of, group_id, config, due, random=random),
+        )
+        await consumer.run(task_status=task_status)
+
+    async def lag(self) -> Lag:
+        """Return how far the group is behind. Raises: GroupDamaged, NotFound."""
+        return (await self._look())[0]
+
+    async def snapshot(self) -> GroupSnapshot:
+        """Return where the group stands, and what holds it back. Raises: GroupDamaged, NotFound."""
+        lag, row, marks = await self._look()
+        oldest, held_by = None, None
+        if row.lowest is not None and row.lowest - 1 == marks:
+            oldest = row.lowest
+            held_by = f"message {row.lowest} is an unresolved exception"
+        elif row.open_low is not None:
+            oldest = marks + 1
+            held_by = f"ids above {marks} are in a range of {', '.join(row.holders) or 'nobody: it waits to be taken'}"
+        elif lag.head > row.newest_high:
+            oldest = row.newest_high + 1
+            held_by = "nobody has claimed further" if lag.settled > row.newest_high else "a writer's transaction is open"
+        return GroupSnapshot(
+            lag=lag,
+            open_ranges=row.open_ranges,
+            in_flight=row.open_ids + row.by_status["inflight"],
+            by_status=row.by_status,
+            oldest_unresolved=oldest,
+            held_by=held_by,
+            paused=row.paused,
+        )
+
+    async def dead_letters(
+        self, *, after: int = 0, limit: int = 100, error_contains: str | None = None
+    ) -> list[DeadLetter]:
+        """Return dead letters in id order: above `after`, at most `limit`, with this text in their error."""
+        group = await self._resolve()
+        rows = await self._core.store.dead_letters(
+            group.stream_id, group.id, after=after, limit=limit, error_contains=error_contains
+        )
+        return [
+            DeadLetter(
+                row.message_id,
+                row.attempts,
+                row.delays,
+                row.error,
+                row.message_key,
+                row.created_at,
+                row.died_at,
+                None if row.payload is None else msgspec.Raw(row.payload),
+            )
+            for row in rows
+        ]
+
+    async def _look(self) -> tuple[Lag, SnapshotRow, int]:
+        group = await self._resolve()
+        store = self._core.store
+        seen = (await store.observe(await store.log_refs([group.stream_id])))[0]
+        row = await store.snapshot(group.stream_id, group.id)
+        progress = Progress(0, row.ranges_done, row.committed, row.newest_high, row.open_low, row.open_through, row.lowest)
+        marks = max(marks_of(progress).committed, row.committed)
+        lag = lag_of(
+            head=row.head,
+            settled=row.newest_high if seen.writers else max(seen.head, row.newest_high),
+            committed=row.committed,
+            newest_high=row.newest_high,
+            open_ids=row.open_ids,
+            unresolved=row.unresolved,
+            oldest_age=row.age,
+        )
+        return lag, row, marks
+
+    async def _settled_head(self, stream: StreamRow) -> tuple[int, ServerRun]:
+        """Observe the head now and wait until its writers have ended."""
+        store, observations = self._core.store, Observations()
+        refs = await store.log_refs([stream.id])
+        wanted: int | None = None
+        pause = 0.005
+        with trio.move_on_after(SETTLE_SECONDS):
+            while refs:
+                seen = (await store.observe(refs))[0]
+                if observations.run not in (None, seen.run):
+                    wanted = None
+                observations.add(seen)  # type: ignore[arg-type]
+                wanted = seen.head if wanted is None else wanted
+                if observations.settled >= wanted:
+                    return wanted, seen.run
+                await trio.sleep(pause)
+                pause = min(pause * 2, 0.25)
+        if not refs:
+            raise NotFound("it was destroyed", subject=f"stream {stream.name!a}")
+        holders = await store.holders(seen.pids)
+        who = ", ".join(f"pid {holder.pid} ({holder.application or 'application not visible'})" for holder in holders)
+        raise SettleTimeout(
+            f"the head {wanted} did not settle within {SETTLE_SECONDS:g} s: {who or 'a writer'} holds a transaction open",
+            subject=self._subject,
+        )
+
+    async def _resolve(self) -> GroupRow:
+        stream = await self._stream.resolve()
+        store = self._core.store
+        if self._row is not None:
+            row = await store.group_by_id(self._row.id)
+        else:
+            row = await store.group_by_name(stream.id, self.name)
+        if row is None:
+            raise NotFound("it is not registered", subject=f"{self._subject} of stream {self._stream.name!a}")
+        self._row = row
+        return row
+
+    @property
+    def _subject(self) -> str:
+        return f"group {self.name!a}"
+
+

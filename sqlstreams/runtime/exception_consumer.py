@@ -1,0 +1,154 @@
+"""The exception consumer: runs retries, delayed, deferred and taken-over messages of a group when they are due.
+
+Guarantee   an exception runs under a token of its own, and its outcome is written under that token or not at all.
+Cancelled   what was cut short is ready again at once, its attempts unchanged.
+Outage      claiming waits and tries again; outcomes are repeated until they are known, as long as the lease lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import trio
+
+from actors import Backoff
+from sqlstreams.errors import LeaseLost, OutcomeUnknown, SQLStreamsError
+from sqlstreams.model.outcome import HistoryStatus, NextOutcome, Success, next_outcome
+from sqlstreams.model.values import Token
+from sqlstreams.runtime.context import Context, known_outcome
+from sqlstreams.runtime.node import OUTAGES, Node
+from sqlstreams.store import ClaimedException, Held
+
+__all__ = ["ExceptionConsumer"]
+
+AT_ONCE = 16  # exceptions of one claim; each also needs a free slot
+
+_log = logging.getLogger("sqlstreams.consumer")
+
+
+class ExceptionConsumer:
+    """Claims and runs exceptions for one node.
+
+    Args:
+        context: what the consumer's actors share.
+        node: who holds them.
+    """
+
+    def __init__(self, context: Context, node: Node) -> None:
+        self._context = context
+        self._node = node
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run what is due until a drain is asked for; returns when the last one has ended."""
+        context = self._context
+        due, slots = context.pulse.exceptions, context.slots
+        backoff = Backoff(0.05, 1.0, random=context.random, jitter=0.5)
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while not context.shutdown.requested:
+                await due.wait()
+                if context.shutdown.requested:
+                    return
+                await slots.acquire()
+                free = 1
+                try:
+                    while free < min(AT_ONCE, context.options.concurrency):
+                        slots.acquire_nowait()
+                        free += 1
+                except trio.WouldBlock:
+                    pass
+                token, wait = context.make_token(), 0.0
+                try:
+                    due.clear()
+                    with context.holdings.using(token):
+                        claimed = await self._claim(token, free)
+                        if len(claimed) >= free:
+                            due.mark()  # there may be more; else the pulse, or whoever records one, says when
+                        for each in claimed:
+                            if each.dead:
+                                context.pulse.advance.mark()
+                                continue
+                            free -= 1
+                            context.holdings.use(token)
+                            nursery.start_soon(self._run, each, token)
+                    backoff.reset()
+                except OUTAGES as exc:
+                    if isinstance(exc, OutcomeUnknown):
+                        context.holdings.doubt()
+                    _log.debug("claiming exceptions waits: %s", exc)
+                    due.mark()
+                    wait = backoff()
+                finally:
+                    for _ in range(free):
+                        slots.release()
+                if wait:
+                    await trio.sleep(wait)
+
+    async def _claim(self, token: Token, limit: int) -> list[ClaimedException]:
+        context = self._context
+        try:
+            return await context.store.claim_exceptions(context.group, self._node.id, token, reads=context.reads, limit=limit)
+        except LeaseLost:
+            self._node.lease.lose("the database has ended this node")
+            await trio.sleep_forever()  # the guard cuts it here
+            raise
+
+    async def _run(self, claimed: ClaimedException, token: Token) -> None:
+        """Run one; its slot and its use of the token end with it."""
+        context = self._context
+        try:
+            outcome = await self._outcome(claimed)
+            await self._record(claimed, token, outcome)
+        except LeaseLost as exc:
+            _log.info("message %s of group %s is somebody else's now: %s", claimed.message_id, context.group.name, exc)
+        except BaseException:
+            await self._give_back(claimed, token)
+            raise
+        finally:
+            context.slots.release()
+            context.holdings.done(token)
+
+    async def _outcome(self, claimed: ClaimedException) -> NextOutcome:
+        context, row = self._context, claimed.row
+        if row is None:
+            return NextOutcome("dead", claimed.attempts, claimed.delays, None, "the message is no longer in the log", "dead")
+        result = await context.runner.run(row, claimed.attempts, claimed.delays, claimed.fence)
+        context.counters.handled += 1
+        context.counters.failed += not isinstance(result, Success)
+        return next_outcome(result, claimed.attempts, claimed.delays, context.policy, context.random.random())
+
+    async def _record(self, claimed: ClaimedException, token: Token, outcome: NextOutcome) -> None:
+        context = self._context
+        kept = context.group.config.history
+        wanted = kept == "all" or (kept == "failures" and outcome.history != "succeeded")
+        history: HistoryStatus | None = outcome.history if wanted else None
+        await known_outcome(
+            context.random,
+            lambda: context.store.record_exception(
+                context.group,
+                claimed.message_id,
+                token,
+                outcome,
+                self._node.id,
+                seen_attempts=claimed.attempts,
+                history=history,
+            ),
+        )
+        if outcome.status == "ready":
+            context.pulse.exceptions.mark_at(trio.current_time() + (outcome.wait or timedelta(0)).total_seconds())
+        else:
+            context.pulse.advance.mark()
+
+    async def _give_back(self, claimed: ClaimedException, token: Token) -> None:
+        """After a cancel or an error: make it ready at once, bounded."""
+        context = self._context
+        with trio.move_on_after(context.hand_back_seconds(self._node), shield=True):  # bounded: hand_back_seconds, two graces
+            try:
+                held = Held(claimed.message_id, token, "exception")
+                if await context.store.release(context.group.stream_id, context.group.id, held):
+                    context.counters.handed_back += 1
+                    context.freed()
+            except SQLStreamsError as exc:
+                _log.info("message %s could not be handed back; its lease ends by itself: %s", claimed.message_id, exc)

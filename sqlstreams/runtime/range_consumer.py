@@ -1,0 +1,154 @@
+"""The range consumer: claims one range after the other and runs it; freed ranges come before fresh ones.
+
+Guarantee   a range is claimed only up to the settled head of the server run on which that was observed.
+Cancelled   the range in hand is recorded as far as it came and given back.
+Outage      claiming waits and tries again; the lease's guard ends the wait when the lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import trio
+
+from actors import Backoff
+from sqlstreams.errors import GroupDamaged, LeaseLost, NotFound, OutcomeUnknown, ServerRunChanged
+from sqlstreams.runtime.context import Context
+from sqlstreams.runtime.node import OUTAGES, Node
+from sqlstreams.runtime.range_run import READ_BYTES, RangeRun, rows_at_once
+from sqlstreams.store import Taken
+
+__all__ = ["RangeConsumer"]
+
+PROGRESS_SECONDS = 1.0  # how often the resolved prefix of a range is recorded while it runs
+
+_log = logging.getLogger("sqlstreams.consumer")
+
+
+class RangeConsumer:
+    """Claims and runs ranges for one node.
+
+    Args:
+        context: what the consumer's actors share.
+        node: who holds the ranges.
+    """
+
+    def __init__(self, context: Context, node: Node) -> None:
+        self._context = context
+        self._node = node
+        self._running: RangeRun | None = None
+        self._high = 0  # nothing above it is settled that we have not asked for
+        self._high_run: object = None
+        self._average = 8_192.0  # bytes of a payload, seen so far
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        """Claim and run until a drain is asked for."""
+        context = self._context
+        due, watch, pulse = context.pulse.ranges, context.watch, context.pulse
+        backoff = Backoff(0.05, 1.0, random=context.random, jitter=0.5)
+        with watch.subscribed(due):
+            task_status.started()
+            while not context.shutdown.requested:
+                due.clear()
+                if watch.run != self._high_run:
+                    self._high, self._high_run = 0, watch.run
+                if watch.run is None or not (pulse.freed or watch.settled > self._high):
+                    with watch.waiting():
+                        await due.wait()
+                    continue
+                token = context.make_token()
+                with context.holdings.using(token):
+                    try:
+                        taken = await self._claim(token)
+                    except ServerRunChanged:
+                        watch.ring()
+                        await trio.sleep(0.01)
+                        continue
+                    except OUTAGES as exc:
+                        if isinstance(exc, OutcomeUnknown):
+                            context.holdings.doubt()
+                        _log.debug("claiming waits: %s", exc)
+                        await trio.sleep(backoff())
+                        continue
+                    backoff.reset()
+                    if taken is not None:
+                        await self._run(taken)
+
+    async def record_progress(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        """Record the resolved prefix of the range in hand once a second."""
+        task_status.started()
+        while True:
+            await trio.sleep(PROGRESS_SECONDS)
+            if self._running is not None:
+                await self._running.record_progress()
+
+    async def _claim(self, token: Any) -> Taken | None:
+        context = self._context
+        watch, pulse = context.watch, context.pulse
+        freed, settled, run = pulse.freed, watch.settled, watch.run
+        assert run is not None
+        pulse.freed = False
+        try:
+            taken = await context.store.claim(
+                context.group,
+                self._node.id,
+                token,
+                settled=settled,
+                run=run,
+                limit=context.options.batch,
+                mark=pulse.mark,
+                freed_first=freed,
+                reads=context.reads,
+                rows=rows_at_once(self._average),
+                size=READ_BYTES,
+            )
+        except BaseException as exc:
+            pulse.freed = pulse.freed or freed
+            if isinstance(exc, LeaseLost):
+                self._node.lease.lose("the database has ended this node")
+                await trio.sleep_forever()  # the guard cuts it here
+            if isinstance(exc, GroupDamaged) and await context.store.group_by_id(context.group.id) is None:
+                raise NotFound("it was destroyed", subject=f"group {context.group.name!a}") from None
+            raise
+        if taken is None:
+            self._high = max(self._high, settled)  # the newest range ends there or above
+        else:
+            self._high = max(self._high, min(taken.claim.high, settled))
+            pulse.freed = pulse.freed or freed  # there may be more
+        return taken
+
+    async def _run(self, taken: Taken) -> None:
+        context = self._context
+        if taken.claim.reclaims:
+            context.counters.reclaimed += 1
+            _log.info(
+                "took over ids (%s, %s] of group %s, which lost its owner (%s times now)",
+                taken.claim.start_above,
+                taken.claim.high,
+                context.group.name,
+                taken.claim.reclaims,
+            )
+        if taken.quarantined is not None:
+            _log.warning(
+                "ids (%s, %s] of group %s lost %s owners and were cut into %s single messages",
+                taken.claim.start_above,
+                taken.claim.high,
+                context.group.name,
+                taken.claim.reclaims,
+                taken.quarantined,
+            )
+            context.pulse.exceptions.mark()
+        if taken.empty or taken.quarantined is not None:
+            context.pulse.advance.mark()
+            return
+        if taken.rows:
+            average = sum(len(row.payload) for row in taken.rows) / len(taken.rows)
+            self._average = 0.7 * average + 0.3 * self._average if average < self._average else average
+        self._running = RangeRun(context, self._node, taken)
+        try:
+            await self._running.deliver()
+        except LeaseLost as exc:
+            _log.info("ids above %s of group %s are somebody else's now: %s", taken.claim.low, context.group.name, exc)
+        finally:
+            self._running = None

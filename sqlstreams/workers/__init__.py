@@ -1,0 +1,1 @@
+"""Background workers: one file each, all with the same skeleton (config, `run_once`, `actor`)."""
