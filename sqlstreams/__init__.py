@@ -1,12 +1,12 @@
 """SQLStreams: the messaging platform that is just Postgres, as structured-concurrency actors on trio.
 
-    async with sqlstreams.connect("postgresql://…") as client:
-        orders = client.stream("orders.placed", OrderPlaced)
-        await orders.register()
-        await orders.produce(OrderPlaced("o-1", 4200))
-        billing = orders.consumer("billing")
-        await billing.register()
-        await billing.consume(handle)
+async with sqlstreams.connect("postgresql://…") as client:
+    orders = client.stream("orders.placed", OrderPlaced)
+    await orders.register()
+    await orders.produce(OrderPlaced("o-1", 4200))
+    billing = orders.consumer("billing")
+    await billing.register()
+    await billing.consume(handle)
 """
 
 from sqlstreams._version import __version__ as __version__

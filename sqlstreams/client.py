@@ -16,8 +16,8 @@ from typing import Any, TypeVar, overload
 
 import trio
 
-from sqlstreams._version import __version__
 from actors import ActorSpec, Backoff, Intensity, Shutdown, open_children, watch_signals
+from sqlstreams._version import __version__
 from sqlstreams.config import LeaseConfig, whole
 from sqlstreams.errors import ConfigurationError, SQLStreamsError
 from sqlstreams.model.names import check_schema
@@ -122,7 +122,9 @@ class Client:
         async with trio.open_nursery() as nursery:
 
             async def watch(*, task_status: trio.TaskStatus[None]) -> None:
-                await watch_signals(self._core.process.shutdown, numbers, on_second=_leave, task_status=task_status)
+                await watch_signals(
+                    self._core.process.shutdown, numbers, on_second=_leave, task_status=task_status
+                )
 
             await nursery.start(watch)
             yield
@@ -183,7 +185,9 @@ async def connect(
             stack.push_async_callback(conn.close)
         await install_schema(pool, sql, schema, allowed=install)
         channel = _channel(schema)
-        store = PostgresStore(Database(pool, pinned["node"], pinned["watch"], pinned["ddl"], sql, _make_token), channel)
+        store = PostgresStore(
+            Database(pool, pinned["node"], pinned["watch"], pinned["ddl"], sql, _make_token), channel
+        )
         nodes = Nodes(store, lease, _identity(application_name), _make_token, rng)
         listener: Listener | None = None
         observer = Observer(store, rng, lambda: listener is not None and listener.up)
@@ -195,7 +199,7 @@ async def connect(
         process = Process(
             store, nodes, observer, pulse, doorbell, shutdown, _make_token, rng, lease.grace.total_seconds()
         )
-        core = Core(process, background, rng, allow_destroy=allow_destroy)
+        core = Core(process, background, rng, allow_destroy=allow_destroy, manager=manager)
         if listen and not pooler:
             listener = Listener(
                 bridge,
@@ -222,12 +226,13 @@ async def connect(
             yield Client(core, pool, sql, children.start)
         finally:
             core.closed = True
-            with trio.move_on_after(END_SECONDS, shield=True):  # bounded: END_SECONDS, and two graces of the call
+            with trio.move_on_after(END_SECONDS, shield=True):  # bounded: END_SECONDS, two graces
                 await _end(doorbell, nodes)
 
 
 async def _end(doorbell: Doorbell, nodes: Nodes) -> None:
     """Ring for what is pending and end the node; when that fails, the lease ends by itself."""
+    await trio.lowlevel.checkpoint()
     try:
         await doorbell.flush()
         await nodes.end()
@@ -241,7 +246,7 @@ def _dsn(dsn: str | None) -> str:
         raise ConfigurationError(
             f"there is no database URL: neither the argument nor ${DATABASE_URL} is set", subject="dsn"
         )
-    if not isinstance(found, str) or not found.startswith(("postgresql://", "postgres://")):
+    if not found.startswith(("postgresql://", "postgres://")):
         raise ConfigurationError("the database URL must start with postgresql://", subject="dsn")
     return found
 
@@ -252,13 +257,13 @@ def _identity(application_name: str | None) -> Identity:
 
 
 def _make_token() -> Token:
-    return Token(uuid.uuid4())  # noqa: TID251 - the one place where tokens come from
+    return Token(uuid.uuid4())
 
 
 def _channel(schema: str) -> str:
     """Return the channel of an installation: the schema's name, where it fits into 63 bytes."""
     name = f"sqlstreams_{schema}"
-    return name if len(name) < 63 else f"sqlstreams_{hashlib.sha256(schema.encode()).hexdigest()[:40]}"  # noqa: PLR2004
+    return name if len(name) < 63 else f"sqlstreams_{hashlib.sha256(schema.encode()).hexdigest()[:40]}"
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

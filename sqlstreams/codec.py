@@ -42,7 +42,9 @@ class Codec(Generic[T]):
         try:
             self._decode = msgspec.json.Decoder(type_).decode
         except (TypeError, NotImplementedError, RecursionError) as exc:
-            raise ConfigurationError(f"the payload type is not one that msgspec can decode ({exc})", subject=subject) from exc
+            raise ConfigurationError(
+                f"the payload type is not one that msgspec can decode ({exc})", subject=subject
+            ) from exc
 
     def encode(self, payload: T) -> bytes:
         """Return the payload as JSON bytes.
@@ -65,7 +67,8 @@ class Codec(Generic[T]):
             ) from None
         if len(data) > PAYLOAD_LIMIT_BYTES:
             raise LimitExceeded(
-                f"the payload has {len(data):,} bytes, allowed are {PAYLOAD_LIMIT_BYTES:,}", subject=self._subject
+                f"the payload has {len(data):,} bytes, allowed are {PAYLOAD_LIMIT_BYTES:,}",
+                subject=self._subject,
             )
         return data
 
@@ -97,7 +100,9 @@ def check_json(data: bytes, subject: str) -> None:
         data.decode("utf-8")
         msgspec.json.decode(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
-        raise PayloadInvalid(f"the payload is not valid JSON text ({type(exc).__name__})", subject=subject) from None
+        raise PayloadInvalid(
+            f"the payload is not valid JSON text ({type(exc).__name__})", subject=subject
+        ) from None
 
 
 def encode_key(kind: str, key: str | None, subject: str) -> str | None:
@@ -111,7 +116,9 @@ def encode_key(kind: str, key: str | None, subject: str) -> str | None:
         return None
     size = len(_text(kind, key, subject))
     if size > KEY_LIMIT_BYTES:
-        raise LimitExceeded(f"the {kind} has {size:,} bytes, allowed are {KEY_LIMIT_BYTES:,}", subject=subject)
+        raise LimitExceeded(
+            f"the {kind} has {size:,} bytes, allowed are {KEY_LIMIT_BYTES:,}", subject=subject
+        )
     return key
 
 
@@ -133,7 +140,9 @@ def encode_headers(headers: dict[str, str] | None, subject: str) -> bytes | None
         _text("header's value", value, subject)
     data = _encode_headers(headers)
     if len(data) > HEADERS_LIMIT_BYTES:
-        raise LimitExceeded(f"the headers have {len(data):,} bytes, allowed are {HEADERS_LIMIT_BYTES:,}", subject=subject)
+        raise LimitExceeded(
+            f"the headers have {len(data):,} bytes, allowed are {HEADERS_LIMIT_BYTES:,}", subject=subject
+        )
     return data
 
 

@@ -33,7 +33,9 @@ BATCH_LIMIT_BYTES = 64 * 1024 * 1024
 HEADERS_LIMIT_BYTES = 16 * 1024
 KEY_LIMIT_BYTES = 1_024  # message keys and routing keys: below the 2,700 bytes a btree row may have
 ERROR_TEXT_LIMIT_BYTES = 8_192
-READ_AHEAD_LIMIT_BYTES = 32 * 1024 * 1024  # of payloads one consumer holds at once; a larger message still passes alone
+READ_AHEAD_LIMIT_BYTES = (
+    32 * 1024 * 1024
+)  # of payloads one consumer holds at once; a larger message still passes alone
 LONGEST = timedelta(days=36_500)  # durations end at 100 years: far from the overflow of Postgres' timestamps
 
 
@@ -57,7 +59,9 @@ class LeaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("ttl", "heartbeat", "margin", "grace"):
             positive("LeaseConfig", name, getattr(self, name))
         if self.ttl > timedelta(days=1):
-            raise ConfigurationError(f"ttl is {self.ttl}, allowed is at most one day", subject="LeaseConfig.ttl")
+            raise ConfigurationError(
+                f"ttl is {self.ttl}, allowed is at most one day", subject="LeaseConfig.ttl"
+            )
         if self.heartbeat * 3 > self.ttl:
             raise ConfigurationError(
                 f"heartbeat is {self.heartbeat}, allowed is at most a third of ttl ({self.ttl})",
@@ -174,7 +178,8 @@ def whole(owner: str, name: str, value: object, low: int, high: int) -> None:
     """Refuse what is not a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigurationError(
-            f"{name} is {value!r}, allowed is a whole number from {low:,} to {high:,}", subject=f"{owner}.{name}"
+            f"{name} is {value!r}, allowed is a whole number from {low:,} to {high:,}",
+            subject=f"{owner}.{name}",
         )
 
 
@@ -188,7 +193,8 @@ def one_of(owner: str, name: str, value: object, allowed: tuple[str, ...]) -> No
     """Refuse a word that is not in the list."""
     if value not in allowed:
         raise ConfigurationError(
-            f"{name} is {value!r}, allowed is one of {', '.join(map(repr, allowed))}", subject=f"{owner}.{name}"
+            f"{name} is {value!r}, allowed is one of {', '.join(map(repr, allowed))}",
+            subject=f"{owner}.{name}",
         )
 
 

@@ -14,11 +14,11 @@ from sqlstreams.model.fence import Observations
 from sqlstreams.model.lag import Lag, lag_of
 from sqlstreams.model.names import check_name
 from sqlstreams.model.progress import marks_of
-from sqlstreams.model.values import Progress, ServerRun
+from sqlstreams.model.values import Observation, Progress, ServerRun, StreamId
 from sqlstreams.runtime.consumer import Consumer
 from sqlstreams.runtime.core import Core
 from sqlstreams.runtime.handler import Handler, HandlerRunner, check_handler
-from sqlstreams.store import GroupRow, SnapshotRow, StreamRow
+from sqlstreams.store import GroupRow, LogRef, Seen, SnapshotRow, StreamRow
 from sqlstreams.workers import cursor_advancer
 
 if TYPE_CHECKING:
@@ -94,10 +94,14 @@ class ConsumerGroup(Generic[T]):
             ConfigurationError.
         """
         if start not in ("beginning", "head"):
-            raise ConfigurationError(f"start is {start!r}, allowed is 'beginning' or 'head'", subject=self._subject)
+            raise ConfigurationError(
+                f"start is {start!r}, allowed is 'beginning' or 'head'", subject=self._subject
+            )
         config = GroupConfig() if config is None else config
         if not isinstance(config, GroupConfig):
-            raise ConfigurationError(f"a GroupConfig is needed, not {type(config).__name__}", subject=self._subject)
+            raise ConfigurationError(
+                f"a GroupConfig is needed, not {type(config).__name__}", subject=self._subject
+            )
         stream = await self._stream.resolve()
         store = self._core.store
         at: int | None = None
@@ -151,14 +155,20 @@ class ConsumerGroup(Generic[T]):
         check_handler(handler)
         options = ConsumeOptions() if options is None else options
         if not isinstance(options, ConsumeOptions):
-            raise ConfigurationError(f"ConsumeOptions are needed, not {type(options).__name__}", subject=self._subject)
+            raise ConfigurationError(
+                f"ConsumeOptions are needed, not {type(options).__name__}", subject=self._subject
+            )
         if options.transactional:
-            raise NotBuiltYet("transactional consume is not in this release", subject="ConsumeOptions.transactional")
+            raise NotBuiltYet(
+                "transactional consume is not in this release", subject="ConsumeOptions.transactional"
+            )
         group = await self._resolve()
         stream = await self._stream.resolve()
         names = (stream.name, group.name)
         timeout = group.config.timeout.total_seconds()
-        runner: HandlerRunner[T] = HandlerRunner(handler, self._stream.codec, names, timeout, options.concurrency)
+        runner: HandlerRunner[T] = HandlerRunner(
+            handler, self._stream.codec, names, timeout, options.concurrency
+        )
         random = self._core.random
         config = cursor_advancer.CursorAdvancerConfig()
         consumer = Consumer(
@@ -168,7 +178,9 @@ class ConsumerGroup(Generic[T]):
             runner,
             (self._stream.version,),
             options,
-            lambda of, group_id, due: cursor_advancer.actor(self._core.store, of, group_id, config, due, random=random),
+            lambda of, group_id, due: cursor_advancer.actor(
+                self._core.store, of, group_id, config, due, random=random
+            ),
         )
         await consumer.run(task_status=task_status)
 
@@ -188,7 +200,11 @@ class ConsumerGroup(Generic[T]):
             held_by = f"ids above {marks} are in a range of {', '.join(row.holders) or 'nobody: it waits to be taken'}"
         elif lag.head > row.newest_high:
             oldest = row.newest_high + 1
-            held_by = "nobody has claimed further" if lag.settled > row.newest_high else "a writer's transaction is open"
+            held_by = (
+                "nobody has claimed further"
+                if lag.settled > row.newest_high
+                else "a writer's transaction is open"
+            )
         return GroupSnapshot(
             lag=lag,
             open_ranges=row.open_ranges,
@@ -224,9 +240,11 @@ class ConsumerGroup(Generic[T]):
     async def _look(self) -> tuple[Lag, SnapshotRow, int]:
         group = await self._resolve()
         store = self._core.store
-        seen = (await store.observe(await store.log_refs([group.stream_id])))[0]
+        seen = await self._observe_once(group.stream_id, await store.log_refs([group.stream_id]))
         row = await store.snapshot(group.stream_id, group.id)
-        progress = Progress(0, row.ranges_done, row.committed, row.newest_high, row.open_low, row.open_through, row.lowest)
+        progress = Progress(
+            0, row.ranges_done, row.committed, row.newest_high, row.open_low, row.open_through, row.lowest
+        )
         marks = max(marks_of(progress).committed, row.committed)
         lag = lag_of(
             head=row.head,
@@ -239,27 +257,34 @@ class ConsumerGroup(Generic[T]):
         )
         return lag, row, marks
 
+    async def _observe_once(self, stream: StreamId, refs: list[LogRef]) -> Seen:
+        for seen in await self._core.store.observe(refs):
+            return seen
+        raise NotFound("it was destroyed", subject=f"stream {stream}")
+
     async def _settled_head(self, stream: StreamRow) -> tuple[int, ServerRun]:
         """Observe the head now and wait until its writers have ended."""
         store, observations = self._core.store, Observations()
         refs = await store.log_refs([stream.id])
         wanted: int | None = None
+        pids: tuple[int, ...] = ()
         pause = 0.005
         with trio.move_on_after(SETTLE_SECONDS):
-            while refs:
-                seen = (await store.observe(refs))[0]
+            while True:
+                seen = await self._observe_once(stream.id, refs)
                 if observations.run not in (None, seen.run):
                     wanted = None
-                observations.add(seen)  # type: ignore[arg-type]
+                observations.add(Observation(seen.head, seen.writers, seen.run))
                 wanted = seen.head if wanted is None else wanted
                 if observations.settled >= wanted:
                     return wanted, seen.run
+                pids = seen.pids
                 await trio.sleep(pause)
                 pause = min(pause * 2, 0.25)
-        if not refs:
-            raise NotFound("it was destroyed", subject=f"stream {stream.name!a}")
-        holders = await store.holders(seen.pids)
-        who = ", ".join(f"pid {holder.pid} ({holder.application or 'application not visible'})" for holder in holders)
+        holders = await store.holders(pids)
+        who = ", ".join(
+            f"pid {holder.pid} ({holder.application or 'application not visible'})" for holder in holders
+        )
         raise SettleTimeout(
             f"the head {wanted} did not settle within {SETTLE_SECONDS:g} s: {who or 'a writer'} holds a transaction open",
             subject=self._subject,
@@ -280,5 +305,3 @@ class ConsumerGroup(Generic[T]):
     @property
     def _subject(self) -> str:
         return f"group {self.name!a}"
-
-

@@ -80,7 +80,7 @@ class SQLStreamsError(Exception):
         self.message = message
         self.subject = subject
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # typing has no override on 3.11
         about = f"{self.subject}: " if self.subject else ""
         return f"[{self.code}] {about}{self.message}. {self.what_to_do}."
 

@@ -55,7 +55,9 @@ def encode_one(codec: Codec[T], version: int, item: Outgoing[T], subject: str) -
     )
 
 
-def encode_batch(codec: Codec[T], version: int, items: Iterable[T | Outgoing[T]], subject: str) -> list[OutgoingRow]:
+def encode_batch(
+    codec: Codec[T], version: int, items: Iterable[T | Outgoing[T]], subject: str
+) -> list[OutgoingRow]:
     """Check and encode a batch; the error of a bad item names its index.
 
     Raises: PayloadInvalid, LimitExceeded, NotBuiltYet. Nothing was stored.
@@ -72,6 +74,8 @@ def encode_batch(codec: Codec[T], version: int, items: Iterable[T | Outgoing[T]]
             raise type(exc)(f"item {index} of the batch: {exc.message}", subject=exc.subject) from None
         size += len(row.payload)
         if size > BATCH_LIMIT_BYTES:
-            raise LimitExceeded(f"the payloads of a batch have more than {BATCH_LIMIT_BYTES:,} bytes", subject=subject)
+            raise LimitExceeded(
+                f"the payloads of a batch have more than {BATCH_LIMIT_BYTES:,} bytes", subject=subject
+            )
         rows.append(row)
     return rows

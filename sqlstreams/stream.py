@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from sqlstreams.codec import Codec, Undecodable, decode_headers
-from sqlstreams.config import StreamConfig
+from sqlstreams.config import StreamConfig, whole
 from sqlstreams.consumer import ConsumerGroup
 from sqlstreams.errors import ConfigurationError, DestroyRefused, NotFound, PayloadInvalid
 from sqlstreams.model.names import check_name
@@ -47,8 +47,7 @@ class Stream(Generic[T]):
 
     def __init__(self, core: Core, name: str, type_: type[T], version: int) -> None:
         check_name("stream", name, system=True)
-        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= 2**31 - 1:
-            raise ConfigurationError(f"version is {version!r}, allowed is a whole number from 1", subject=f"stream {name!a}")
+        whole("stream", "version", version, 1, 2**31 - 1)
         self.name = name
         self.version = version
         self._core = core
@@ -68,7 +67,9 @@ class Stream(Generic[T]):
         check_name("stream", self.name)
         config = StreamConfig() if config is None else config
         if not isinstance(config, StreamConfig):
-            raise ConfigurationError(f"a StreamConfig is needed, not {type(config).__name__}", subject=self._subject)
+            raise ConfigurationError(
+                f"a StreamConfig is needed, not {type(config).__name__}", subject=self._subject
+            )
         self._row = await self._core.store.register_stream(self.name, config)
         return self._row
 
@@ -118,7 +119,8 @@ class Stream(Generic[T]):
 
         Args:
             payload: of the stream's type; at most 16 MiB as JSON.
-            message_key, routing_key: at most 1,024 bytes.
+            message_key: at most 1,024 bytes.
+            routing_key: at most 1,024 bytes.
             headers: at most 16 KiB as JSON.
             idempotency_key: not in this release.
             tx: of `client.transaction()`.
@@ -136,7 +138,9 @@ class Stream(Generic[T]):
             return Sent((await tx.append(stream.id, [row], runway))[0])
         return Sent(await batcher.produce(row))
 
-    async def produce_batch(self, items: Iterable[T | Outgoing[T]], *, tx: Transaction | None = None) -> list[Sent]:
+    async def produce_batch(
+        self, items: Iterable[T | Outgoing[T]], *, tx: Transaction | None = None
+    ) -> list[Sent]:
         """Append messages in one transaction; ids come back in the order of the items.
 
         Args:
@@ -176,7 +180,9 @@ class Stream(Generic[T]):
             try:
                 payload = self._codec.decode(row.payload)
             except Undecodable as exc:
-                raise PayloadInvalid(f"message {row.id} does not decode: {exc}", subject=self._subject) from None
+                raise PayloadInvalid(
+                    f"message {row.id} does not decode: {exc}", subject=self._subject
+                ) from None
             messages.append(
                 Message(
                     row.id,
@@ -214,4 +220,3 @@ class Stream(Generic[T]):
     @property
     def _subject(self) -> str:
         return f"stream {self.name!a}"
-

@@ -69,8 +69,10 @@ class Bridge:
         The context holds objects, whose texts may quote arguments, and so may the message behind its first bracket. Only
         the beginning of the message and the type of the exception are told.
         """
-        self.reported += 1
         exc = context.get("exception")
+        if isinstance(exc, ConnectionError) and "unexpected connection_lost" in str(exc):
+            return  # asyncpg leaves this one when connecting is cancelled between the socket and the first answer
+        self.reported += 1
         what = str(context.get("message") or "error in the asyncio loop").partition("(")[0].strip()
         text = what if exc is None else f"{what}: {type(exc).__name__}"
         _log.error("nobody waited for this error: %s", text)

@@ -50,9 +50,11 @@ class Claims(Part):
                     group.config.unknown_version == "park",
                 )
                 if row is not None:
-                    return row[0], row[1], row[2], row[3], row[4], row[5], False
-            row = await conn.fetchrow(self._sql("claim_range", stream), group.id, limit, settled, run.run, node, token)
-            return None if row is None else (row[0], row[1], row[0], row[2], 0, None, row[3])
+                    return row[0], row[1], row[2], row[3], row[4], row[5], False, True
+            row = await conn.fetchrow(
+                self._sql("claim_range", stream), group.id, limit, settled, run.run, node, token
+            )
+            return None if row is None else (row[0], row[1], row[0], row[2], 0, None, row[3], False)
 
         async def read(conn: Connection, taken: Any) -> list[MessageRow]:
             if taken is None or taken[5] is not None or taken[6]:
@@ -64,9 +66,9 @@ class Claims(Part):
             taken, first = await self._pool.autocommit(take, then=read)
         if taken is None:
             return None
-        low, high, start_above, fence, reclaims, quarantined, empty = taken
+        low, high, start_above, fence, reclaims, quarantined, empty, freed = taken
         claim = Claim(low, high, start_above, token, fence, reclaims)
-        return Taken(claim, first, all_read(first, high - start_above, rows, size), empty, quarantined)
+        return Taken(claim, first, all_read(first, high - start_above, rows, size), freed, empty, quarantined)
 
     async def record(self, stream: StreamId, record: RangeRecord) -> bool:
         """Record a range; what needs one row only is one plain statement."""
@@ -77,7 +79,9 @@ class Claims(Part):
                 )
                 if low is not None:
                     return True
-            answer = await self._pool.autocommit(fetchval, self._sql("record_range", stream), *_arguments(record))
+            answer = await self._pool.autocommit(
+                fetchval, self._sql("record_range", stream), *_arguments(record)
+            )
         return bool(answer == "recorded")
 
     async def read_progress(self, stream: StreamId, group: GroupId) -> Progress | None:
@@ -88,10 +92,14 @@ class Claims(Part):
 
     async def advance(self, group: GroupId, epoch: int, ranges_done: int, committed: int) -> bool:
         """Move the marks forward, guarded by the epoch."""
-        row = await self._pool.autocommit(fetchrow, self._sql("advance"), group, epoch, ranges_done, committed)
+        row = await self._pool.autocommit(
+            fetchrow, self._sql("advance"), group, epoch, ranges_done, committed
+        )
         return row is not None
 
-    async def delete_done_claims(self, stream: StreamId, group: GroupId, epoch: int, ranges_done: int, *, limit: int) -> int:
+    async def delete_done_claims(
+        self, stream: StreamId, group: GroupId, epoch: int, ranges_done: int, *, limit: int
+    ) -> int:
         """Delete done ranges below ranges_done, never the newest."""
         with gone_is_not_found(stream):
             tag = await self._pool.autocommit(
@@ -108,7 +116,9 @@ class Claims(Part):
     async def release(self, stream: StreamId, group: GroupId, held: Held) -> bool:
         """Give something back, guarded by its token."""
         with gone_is_not_found(stream):
-            row = await self._pool.autocommit(fetchval, self._sql(f"release_{held.kind}", stream), group, held.id, held.token)
+            row = await self._pool.autocommit(
+                fetchval, self._sql(f"release_{held.kind}", stream), group, held.id, held.token
+            )
         return row is not None
 
 
@@ -122,10 +132,6 @@ def all_read(found: Sequence[MessageRow], ids: int, rows: int, size: int) -> boo
 def progress_of(row: Any) -> Progress:
     """Turn (epoch, ranges_done, committed, newest_high, open_low, open_through, unresolved) into a value."""
     return Progress(row[0], row[1], row[2], row[1] if row[3] is None else row[3], row[4], row[5], row[6])
-
-
-
-
 
 
 def _arguments(record: RangeRecord) -> tuple[Any, ...]:

@@ -14,13 +14,23 @@ from sqlstreams.model.outcome import HistoryStatus, NextOutcome
 from sqlstreams.model.progress import marks_of
 from sqlstreams.model.values import GroupId, MessageId, NodeId, Progress, StreamId, Token
 from sqlstreams.postgres.claims import progress_of
-from sqlstreams.postgres.part import GONE, Part, fetch, fetchval, gone_is_not_found, message_row, read_log_refs
+from sqlstreams.postgres.part import (
+    GONE,
+    Part,
+    fetch,
+    fetchval,
+    gone_is_not_found,
+    message_row,
+    read_log_refs,
+)
 from sqlstreams.postgres.pool import Connection
 from sqlstreams.store import ClaimedException, DeadRow, Due, GroupDue, GroupRow, SnapshotRow, Watched
 
 __all__ = ["Exceptions"]
 
-GROUPS_PER_STATEMENT = 64  # each touches about 7 tables and indexes, and no statement of ours takes more than 512 locks
+GROUPS_PER_STATEMENT = (
+    64  # each touches about 7 tables and indexes, and no statement of ours takes more than 512 locks
+)
 
 
 class Exceptions(Part):
@@ -54,7 +64,8 @@ class Exceptions(Part):
         with gone_is_not_found(stream):
             taken, messages = await self._pool.autocommit(take, then=read)
         return [
-            ClaimedException(row[0], row[1] == "dead", row[2], row[3], row[4], messages.get(row[0])) for row in taken
+            ClaimedException(row[0], row[1] == "dead", row[2], row[3], row[4], messages.get(row[0]))
+            for row in taken
         ]
 
     async def record_exception(
@@ -97,7 +108,12 @@ class Exceptions(Part):
             except StatementRefused as exc:
                 if exc.sqlstate not in GONE:
                     raise
-                there = {ref.stream for ref in await self._pool.read(read_log_refs, self._sql, sorted({each.stream for each in chunk}))}
+                there = {
+                    ref.stream
+                    for ref in await self._pool.read(
+                        read_log_refs, self._sql, sorted({each.stream for each in chunk})
+                    )
+                }
                 rows = await self._due([each for each in chunk if each.stream in there])
             for row in rows:
                 if row[0] == 0:
@@ -138,15 +154,27 @@ class Exceptions(Part):
     ) -> list[DeadRow]:
         """Return dead letters in id order."""
         with gone_is_not_found(stream):
-            rows = await self._pool.read(fetch, self._sql("dead_letters", stream), group, after, limit, error_contains)
+            rows = await self._pool.read(
+                fetch, self._sql("dead_letters", stream), group, after, limit, error_contains
+            )
         return [DeadRow(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]) for row in rows]
 
-    async def _snapshot(self, conn: Connection, stream: StreamId, group: GroupId) -> tuple[Any, float | None, int]:
+    async def _snapshot(
+        self, conn: Connection, stream: StreamId, group: GroupId
+    ) -> tuple[Any, float | None, int]:
         row = await conn.fetchrow(self._sql("group_snapshot", stream), group)
         if row is None or row["newest_high"] is None:
             return row, None, 0
         marks = marks_of(
-            Progress(0, row["ranges_done"], row["committed"], row["newest_high"], row["open_low"], row["open_through"], row["lowest"])
+            Progress(
+                0,
+                row["ranges_done"],
+                row["committed"],
+                row["newest_high"],
+                row["open_low"],
+                row["open_through"],
+                row["lowest"],
+            )
         )
         above = max(marks.committed, row["committed"])
         age = await conn.fetchval(self._sql("age_above", stream), above, row["head"])
@@ -156,7 +184,9 @@ class Exceptions(Part):
         if not watched:
             return []
         streams = sorted({each.stream for each in watched})
-        text = " union all ".join([self._sql("due_head"), *(self._sql("due_part", stream) for stream in streams)])
+        text = " union all ".join(
+            [self._sql("due_head"), *(self._sql("due_part", stream) for stream in streams)]
+        )
         return await self._db.watch.read(
             fetch,
             text,

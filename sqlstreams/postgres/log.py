@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 from sqlstreams.errors import StatementRefused
 from sqlstreams.model.values import MessageId, ServerRun, StreamId
-from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, gone_is_not_found, message_row, read_log_refs
+from sqlstreams.postgres.part import (
+    Part,
+    execute,
+    fetch,
+    fetchrow,
+    fetchval,
+    gone_is_not_found,
+    message_row,
+    read_log_refs,
+)
 from sqlstreams.postgres.pool import Connection
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.store import Holder, LogRef, MessageRow, OutgoingRow, Seen
@@ -51,7 +60,13 @@ class Log(Part):
             if pid is not None:
                 pids.setdefault(log, set()).add(pid)
         return [
-            Seen(ref.stream, head, frozenset(writers.get(ref.log, ())), tuple(sorted(pids.get(ref.log, ()))), run)
+            Seen(
+                ref.stream,
+                head,
+                frozenset(writers.get(ref.log, ())),
+                tuple(sorted(pids.get(ref.log, ()))),
+                run,
+            )
             for ref, head in zip(logs, row[1], strict=True)
         ]
 
@@ -71,7 +86,9 @@ class Log(Part):
             _, end = await self.runway(stream, partition_size)
             number = end // partition_size
             while number * partition_size <= upto:
-                await self._db.ddl.autocommit(fetchval, self._sql("make_partition", stream), number, partition_size)
+                await self._db.ddl.autocommit(
+                    fetchval, self._sql("make_partition", stream), number, partition_size
+                )
                 number += 1
             return number * partition_size
 
@@ -85,14 +102,18 @@ class Log(Part):
             number += 1
         return head, number * partition_size
 
-    async def read_range(self, stream: StreamId, low: int, high: int, *, rows: int, size: int) -> list[MessageRow]:
+    async def read_range(
+        self, stream: StreamId, low: int, high: int, *, rows: int, size: int
+    ) -> list[MessageRow]:
         """Return the messages of (low, high], up to `rows` and about `size` bytes, at least one."""
         with gone_is_not_found(stream):
             found = await self._pool.read(fetch, self._sql("read_range", stream), low, high, rows, size)
         return [message_row(row) for row in found]
 
 
-async def insert_in(conn: Connection, sql: Statements, stream: StreamId, rows: Sequence[OutgoingRow]) -> list[MessageId]:
+async def insert_in(
+    conn: Connection, sql: Statements, stream: StreamId, rows: Sequence[OutgoingRow]
+) -> list[MessageId]:
     """Insert on a connection, asyncio-flavoured: one statement whose target is the log, so its lock comes before the ids."""
     if len(rows) == 1:
         return [await conn.fetchval(sql("insert_message", stream), *rows[0])]

@@ -18,7 +18,14 @@ class Nodes(Part):
     """NodeStore on Postgres."""
 
     async def register_node(
-        self, name: str, host: str, pid: int, version: str, ttl: timedelta, token: Token, former: tuple[NodeId, Token] | None
+        self,
+        name: str,
+        host: str,
+        pid: int,
+        version: str,
+        ttl: timedelta,
+        token: Token,
+        former: tuple[NodeId, Token] | None,
     ) -> NodeId:
         """Register this process, and end the node it was before in the same statement."""
         node, its_token = former or (None, None)
@@ -29,7 +36,10 @@ class Nodes(Part):
 
     async def heartbeat(self, node: NodeId, token: Token, ttl: timedelta) -> bool:
         """Extend the lease: one UPDATE of one row."""
-        return await self._db.node.autocommit(fetchval, self._sql("node_heartbeat"), node, token, ttl) is not None
+        return (
+            await self._db.node.autocommit(fetchval, self._sql("node_heartbeat"), node, token, ttl)
+            is not None
+        )
 
     async def end_own_node(self, node: NodeId, token: Token) -> bool:
         """End our own node."""
@@ -71,7 +81,10 @@ class Nodes(Part):
 
     async def join(self, worker_id: int, node: NodeId, token: Token) -> bool:
         """Become an instance of a worker."""
-        return await self._pool.autocommit(fetchval, self._sql("instance_claim"), worker_id, node, token) is not None
+        return (
+            await self._pool.autocommit(fetchval, self._sql("instance_claim"), worker_id, node, token)
+            is not None
+        )
 
     async def leave(self, token: Token) -> None:
         """Stop being an instance."""

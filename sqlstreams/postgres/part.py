@@ -13,7 +13,18 @@ from sqlstreams.postgres.pool import Connection, Pinned, Pool
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.store import LogRef, MessageRow
 
-__all__ = ["GONE", "Database", "Part", "execute", "fetch", "fetchrow", "fetchval", "gone_is_not_found", "message_row", "read_log_refs"]
+__all__ = [
+    "GONE",
+    "Database",
+    "Part",
+    "execute",
+    "fetch",
+    "fetchrow",
+    "fetchval",
+    "gone_is_not_found",
+    "message_row",
+    "read_log_refs",
+]
 
 GONE = ("42P01", "42883", "3F000")  # no such table, function or schema: the stream was destroyed
 
@@ -74,7 +85,7 @@ def gone_is_not_found(stream: StreamId | int) -> Iterator[None]:
         raise
 
 
-def message_row(record: Sequence[Any]) -> MessageRow:
+def message_row(record: Any) -> MessageRow:
     """Turn a row of read_range or read_messages into a value; by position, since that is the fastest."""
     return MessageRow(record[0], record[1], record[2], record[3], record[4], record[5], record[6])
 

@@ -36,7 +36,7 @@ from sqlstreams.errors import (
     TransactionAborted,
 )
 from sqlstreams.postgres.bridge import Bridge
-from sqlstreams.postgres.translate import address, is_database_error, translate
+from sqlstreams.postgres.translate import address, is_database_error, never_sent, translate
 
 __all__ = [
     "Connection",
@@ -391,9 +391,8 @@ class Pool:
                 self._report(text)
 
     async def _unit(self, fn: Callable[[Connection, *Ts], Awaitable[T]], args: tuple[*Ts]) -> T:
-        conn = await self._acquire()
+        conn = await self._begun(self._begin)
         try:
-            await conn.execute(self._begin)
             result = await fn(conn, *args)
         except BaseException:
             await self._give_back(conn, "rollback")
@@ -401,41 +400,70 @@ class Pool:
         await settle(self._grace, self._commit, conn, True)  # noqa: FBT003 - positional: settle's; no return from here
         return result
 
+    async def _begun(self, begin: str) -> Connection:
+        """Acquire and begin. The server may have hung up on idle connections: then the next one is tried."""
+        for left in reversed(range(self.settings.size + 1)):
+            conn = await self._acquire()
+            try:
+                await conn.execute(begin)
+            except BaseException as exc:
+                await self._give_back(conn, "rollback")
+                if not (left and (never_sent(exc) or isinstance(exc, asyncpg.PostgresConnectionError))):
+                    raise
+            else:
+                return conn
+        raise AssertionError("the last attempt returns or raises")
+
     async def _autocommit(
         self, fn: "_Fn[T]", args: tuple[Any, ...], then: "_Then[T, R] | None"
     ) -> T | tuple[T, R]:
-        conn = await self._acquire()
+        unsent = True
 
         async def last(conn: Connection) -> T:
-            return await fn(conn, *args)
+            nonlocal unsent
+            unsent = False
+            try:
+                return await fn(conn, *args)
+            except Exception as exc:
+                unsent = never_sent(exc)
+                raise
 
-        return await settle(self._grace, self._last_and_then, conn, last, then)
+        for left in reversed(range(self.settings.size + 1)):
+            unsent = True
+            conn = await self._acquire()
+            try:
+                return await settle(self._grace, self._last_and_then, conn, last, then)
+            except StoreUnavailable:
+                if not (left and unsent):
+                    raise
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # settle caught our one cancel
+                raise asyncio.CancelledError
+        raise AssertionError("the last attempt returns or raises")
 
     async def _read(self, fn: "_Fn[T]", args: tuple[Any, ...]) -> T:
-        conn = await self._acquire()
-        try:
-            result = await fn(conn, *args)
-        except BaseException:
-            await self._give_back(conn)
-            raise
-        await self._give_back(conn, clean=True)
-        return result
+        for left in reversed(range(self.settings.size + 1)):
+            conn = await self._acquire()
+            try:
+                result = await fn(conn, *args)
+            except BaseException as exc:
+                await self._give_back(conn)
+                if not (left and never_sent(exc)):
+                    raise
+            else:
+                await self._give_back(conn, clean=True)
+                return result
+        raise AssertionError("the last attempt returns or raises")
 
     async def _open_transaction(self) -> Connection:
-        conn = await self._acquire()
-        try:
-            await conn.execute(self.settings.begin_plain)
-        except BaseException:
-            await self._give_back(conn, "rollback")
-            raise
-        return conn
+        return await self._begun(self.settings.begin_plain)
 
     async def _commit_once(self, state: "_State") -> None:
         state.committing = True  # from here on _finish gives the connection back
         await settle(self._grace, self._commit, state.conn, False)  # noqa: FBT003 - positional: settle's
 
     async def _commit(self, conn: Connection, clean: bool) -> None:  # noqa: FBT001 - positional: settle's
-        if await self._finish(conn, _send_commit, clean=clean) != "COMMIT":
+        if await self._finish(conn, _send_commit, "rollback", clean=clean) != "COMMIT":
             raise TransactionAborted("a statement failed and its error was swallowed")
 
     async def _last_and_then(
@@ -464,13 +492,13 @@ class Pool:
         self,
         conn: Connection,
         last: Callable[[Connection], Awaitable[T]],
-        *,
+        *last_words: str,
         clean: bool = False,
         keep: bool = False,
     ) -> T:
         """Run the last statement and give the connection back. The error says whether it may have been done."""
         failure: SQLStreamsError
-        if conn.is_closed():
+        if _is_closed(conn):
             await self._give_back(conn)
             failure = StoreUnavailable(
                 "the connection was lost before the last statement", subject=self._where
@@ -479,7 +507,7 @@ class Pool:
             try:
                 result = await last(conn)
             except BaseException as exc:
-                await self._give_back(conn, *(("rollback",) if conn.is_in_transaction() else ()))
+                await self._give_back(conn, *last_words)
                 if not is_database_error(exc):
                     raise
                 failure = translate(exc, subject=self._where, sent_last=True)
@@ -833,6 +861,13 @@ def _each_host(dsn: str) -> list[str]:
     return [dsn]
 
 
+def _is_closed(conn: Connection) -> bool:
+    try:
+        return conn.is_closed()
+    except asyncpg.InterfaceError:  # the driver has taken it back by itself, and then refuses to say
+        return True
+
+
 def _socket(conn: Connection) -> socket.socket | None:
     transport = getattr(conn, "_transport", None)  # the driver has no public way
     found: socket.socket | None = None if transport is None else transport.get_extra_info("socket")
@@ -857,7 +892,7 @@ def _keep_alive(conn: Connection) -> None:
 
 def _is_stale(conn: Connection) -> bool:
     """Say whether the server has hung up, also when the driver has not read that yet: an idle socket has nothing to read."""
-    if conn.is_closed():
+    if _is_closed(conn):
         return True
     sock = _socket(conn)
     if sock is None or not hasattr(select, "poll"):

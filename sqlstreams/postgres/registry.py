@@ -109,7 +109,10 @@ class Registry(Part):
         row = await conn.fetchrow(self._sql("stream_by_name"), name)
         new = msgspec.json.encode(config)
         if row is None:
-            row = await conn.fetchrow(self._sql("stream_add"), name, config.partition_size, new, STREAM_VERSION)
+            row = await conn.fetchrow(
+                self._sql("stream_add"), name, config.partition_size, new, STREAM_VERSION
+            )
+            assert row is not None
             stream = row["id"]
             for version in range(1, STREAM_VERSION + 1):
                 await conn.execute(self._sql.script(f"stream_{version}", stream))
@@ -154,7 +157,13 @@ class Registry(Part):
         await conn.execute(self._sql("stream_delete"), stream)
 
     async def _register_group(
-        self, conn: Connection, stream: StreamRow, name: str, config: GroupConfig, start: int | None, run: ServerRun | None
+        self,
+        conn: Connection,
+        stream: StreamRow,
+        name: str,
+        config: GroupConfig,
+        start: int | None,
+        run: ServerRun | None,
     ) -> Any:
         await conn.execute(self._sql("registry_lock"))
         there = await conn.fetchrow(self._sql("stream_by_id"), stream.id)
@@ -166,7 +175,9 @@ class Registry(Part):
         if row is None:
             await conn.execute(self._sql("stream_lock", stream.id))
             if run is not None and not await conn.fetchval(self._sql("same_run"), run.run):
-                raise ServerRunChanged("the server restarted while the head was looked for", subject=f"group {name!a}")
+                raise ServerRunChanged(
+                    "the server restarted while the head was looked for", subject=f"group {name!a}"
+                )
             if start is None:
                 start = await conn.fetchval(self._sql("group_start", stream.id), stream.partition_size)
             group = await conn.fetchval(self._sql("group_add"), stream.id, name, new)
@@ -192,7 +203,11 @@ class Registry(Part):
 def _decoded(data: bytes, type_: Any) -> Any:
     """Decode a stored declaration; settings that a newer release added are left out."""
     known = {field.name for field in msgspec.structs.fields(type_)}
-    return msgspec.convert({name: value for name, value in msgspec.json.decode(data).items() if name in known}, type_, strict=False)
+    return msgspec.convert(
+        {name: value for name, value in msgspec.json.decode(data).items() if name in known},
+        type_,
+        strict=False,
+    )
 
 
 def _there(row: Any) -> StreamRow | None:

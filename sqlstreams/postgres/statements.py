@@ -37,7 +37,9 @@ class Statements:
 
     def script(self, name: str, stream: int = 0) -> str:
         """Return a whole file of `sql/schema/`, for a migration."""
-        return self.fill(files(__package__).joinpath("sql", "schema", f"{name}.sql").read_text("utf-8"), stream)
+        return self.fill(
+            files(__package__).joinpath("sql", "schema", f"{name}.sql").read_text("utf-8"), stream
+        )
 
     def fill(self, text: str, stream: int) -> str:
         """Put schema and stream id into a text."""

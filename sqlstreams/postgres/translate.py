@@ -41,7 +41,7 @@ from sqlstreams.errors import (
     StoreUnavailable,
 )
 
-__all__ = ["address", "is_database_error", "refused", "translate"]
+__all__ = ["address", "is_database_error", "never_sent", "refused", "translate"]
 
 CONNECTION_LOST = ("08", "40003", "57P")  # the server did not answer the statement: it may have been done
 OURS: dict[str, type[SQLStreamsError]] = {  # raised by our own functions in the database
@@ -98,7 +98,18 @@ def refused(exc: BaseException) -> bool:
     """
     if isinstance(exc, asyncpg.PostgresError):
         return not str(exc.sqlstate).startswith(CONNECTION_LOST)
-    return isinstance(exc, asyncpg.InterfaceError)  # all are raised before anything is sent
+    return isinstance(exc, asyncpg.InterfaceError) or never_sent(
+        exc
+    )  # the former are raised before anything is sent
+
+
+def never_sent(exc: BaseException) -> bool:
+    """Say whether the driver knew before it sent anything that the server had hung up on an idle connection."""
+    text = str(exc.args[0]) if exc.args else ""
+    if isinstance(exc, asyncpg.InterfaceError):
+        return "connection is closed" in text or "has been released" in text
+    # it has read the server's last words, and not the end of the connection yet
+    return isinstance(exc, asyncpg.InternalClientError) and text.startswith("cannot switch to state")
 
 
 def translate(exc: BaseException, *, subject: str | None = None, sent_last: bool = False) -> SQLStreamsError:
@@ -169,7 +180,7 @@ def _of_driver(exc: asyncpg.InterfaceError, subject: str | None) -> SQLStreamsEr
         or "sspilib" in text
     ):
         return AuthenticationFailed("the server asks for a way to authenticate that failed", subject=subject)
-    return StoreUnavailable("the connection is closed", subject=subject)
+    return StoreUnavailable(_what(exc), subject=subject)
 
 
 def _what(exc: BaseException) -> str:
@@ -178,6 +189,8 @@ def _what(exc: BaseException) -> str:
         return _describe(exc)
     if isinstance(exc, asyncio.TimeoutError):
         return "no answer in time"
+    if never_sent(exc):
+        return "the connection was lost before the statement"
     if isinstance(exc, asyncpg.TargetServerAttributeNotMatched):
         return "no server of the URL is what target_session_attrs asks for"
     if isinstance(exc, ssl.SSLError):

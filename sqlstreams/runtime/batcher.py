@@ -16,7 +16,14 @@ from random import Random
 import trio
 
 from actors import Backoff
-from sqlstreams.errors import Contended, OutcomeUnknown, PartitionMissing, SQLStreamsError, StatementRefused, StoreUnavailable
+from sqlstreams.errors import (
+    Contended,
+    OutcomeUnknown,
+    PartitionMissing,
+    SQLStreamsError,
+    StatementRefused,
+    StoreUnavailable,
+)
 from sqlstreams.model.values import MessageId, StreamId
 from sqlstreams.runtime.partitions import HEAL_TRIES, Runway
 from sqlstreams.store import LogStore, OutgoingRow
@@ -122,7 +129,9 @@ class Batcher:
             while todo:
                 part = todo.pop()
                 try:
-                    ids = await append(self._store, self._stream, self._runway, [each.row for each in part], self._random)
+                    ids = await append(
+                        self._store, self._stream, self._runway, [each.row for each in part], self._random
+                    )
                 except StatementRefused as exc:
                     if len(part) > 1:
                         half = len(part) // 2

@@ -96,7 +96,11 @@ class Consumer:
         """
         process = self._process
         extra = self._options.shutdown
-        budget = self._group.config.timeout.total_seconds() + SHUTDOWN_EXTRA if extra is None else extra.total_seconds()
+        budget = (
+            self._group.config.timeout.total_seconds() + SHUTDOWN_EXTRA
+            if extra is None
+            else extra.total_seconds()
+        )
         with process.shutdown.draining(budget):
             while not process.shutdown.requested:
                 node = await process.nodes.current()
@@ -114,9 +118,7 @@ class Consumer:
         with process.observer.watch(group.stream_id) as watch, process.pulse.watch(watched) as pulse:
 
             def freed() -> None:
-                pulse.freed = True
-                pulse.ranges.mark()
-                pulse.exceptions.mark()
+                pulse.free()
                 process.doorbell.freed(group.stream_id)
 
             every = process.nodes.config.heartbeat.total_seconds()
@@ -141,7 +143,9 @@ class Consumer:
             pulse.epoch = group.epoch
             token = process.make_token()
             try:
-                await known_outcome(process.random, lambda: process.store.join(group.worker_id, node.id, token))
+                await known_outcome(
+                    process.random, lambda: process.store.join(group.worker_id, node.id, token)
+                )
                 async with trio.open_nursery() as nursery:
                     await self._start(nursery, context, node)
                     if not self._started:
@@ -150,7 +154,10 @@ class Consumer:
                     await self._work(context, node)
                     nursery.cancel_scope.cancel(reason="the consumer has drained")
             finally:
-                with trio.move_on_after(LEAVE_SECONDS, shield=True), suppress(SQLStreamsError):  # bounded: LEAVE_SECONDS
+                with (
+                    trio.move_on_after(LEAVE_SECONDS, shield=True),
+                    suppress(SQLStreamsError),
+                ):  # bounded: LEAVE_SECONDS
                     await process.store.leave(token)
 
     async def _start(self, nursery: trio.Nursery, context: Context, node: Node) -> None:
@@ -189,7 +196,9 @@ class Consumer:
             context.pulse.changed.clear()
             group = await known_outcome(context.random, lambda: context.store.group_by_id(context.group.id))
             if group is None:
-                raise NotFound("it was destroyed while it was consumed", subject=f"group {context.group.name!a}")
+                raise NotFound(
+                    "it was destroyed while it was consumed", subject=f"group {context.group.name!a}"
+                )
             if group.config != context.group.config:
                 _log.info("group %s has a new declaration: %s", group.name, group.config)
             context.group = self._group = group

@@ -49,13 +49,17 @@ class Core:
         background: where tasks of producers run.
         random: jitter.
         allow_destroy: whether destroying is allowed at all.
+        manager: whether consumers run the system manager beside them, once there is one.
     """
 
-    def __init__(self, process: Process, background: Background, random: Random, *, allow_destroy: bool) -> None:
+    def __init__(
+        self, process: Process, background: Background, random: Random, *, allow_destroy: bool, manager: bool
+    ) -> None:
         self.process = process
         self.background = background
         self.random = random
         self.allow_destroy = allow_destroy
+        self.manager = manager
         self.closed = False
         self._producers: dict[StreamId, tuple[Batcher, Runway]] = {}
 
@@ -75,6 +79,8 @@ class Core:
         if found is None:
             spawn = self.background.spawn
             runway = Runway(self.process.store, stream.id, stream.partition_size, spawn, self.random)
-            batcher = Batcher(self.process.store, stream.id, runway, self.process.doorbell.produced, spawn, self.random)
+            batcher = Batcher(
+                self.process.store, stream.id, runway, self.process.doorbell.produced, spawn, self.random
+            )
             found = self._producers[stream.id] = batcher, runway
         return found

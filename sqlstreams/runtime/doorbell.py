@@ -28,7 +28,10 @@ class Rings:
     """Where rings arrive, from this process or from others."""
 
     def __init__(
-        self, produced: Callable[[StreamId], None], freed: Callable[[StreamId], None], everything: Callable[[], None]
+        self,
+        produced: Callable[[StreamId], None],
+        freed: Callable[[StreamId], None],
+        everything: Callable[[], None],
     ) -> None:
         self.produced = produced
         self.freed = freed

@@ -42,58 +42,70 @@ class ExceptionConsumer:
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Run what is due until a drain is asked for; returns when the last one has ended."""
-        context = self._context
-        due, slots = context.pulse.exceptions, context.slots
+        context, due = self._context, self._context.pulse.exceptions
         backoff = Backoff(0.05, 1.0, random=context.random, jitter=0.5)
         async with trio.open_nursery() as nursery:
             task_status.started()
             while not context.shutdown.requested:
                 await due.wait()
                 if context.shutdown.requested:
-                    return
-                await slots.acquire()
-                free = 1
+                    break
                 try:
-                    while free < min(AT_ONCE, context.options.concurrency):
-                        slots.acquire_nowait()
-                        free += 1
-                except trio.WouldBlock:
-                    pass
-                token, wait = context.make_token(), 0.0
-                try:
-                    due.clear()
-                    with context.holdings.using(token):
-                        claimed = await self._claim(token, free)
-                        if len(claimed) >= free:
-                            due.mark()  # there may be more; else the pulse, or whoever records one, says when
-                        for each in claimed:
-                            if each.dead:
-                                context.pulse.advance.mark()
-                                continue
-                            free -= 1
-                            context.holdings.use(token)
-                            nursery.start_soon(self._run, each, token)
-                    backoff.reset()
+                    await self._turn(nursery)
                 except OUTAGES as exc:
                     if isinstance(exc, OutcomeUnknown):
                         context.holdings.doubt()
                     _log.debug("claiming exceptions waits: %s", exc)
                     due.mark()
-                    wait = backoff()
-                finally:
-                    for _ in range(free):
-                        slots.release()
-                if wait:
-                    await trio.sleep(wait)
+                    await trio.sleep(backoff())
+                else:
+                    backoff.reset()
+
+    async def _turn(self, nursery: trio.Nursery) -> None:
+        """Claim as many as there are free slots, at least one, and start them."""
+        context, due = self._context, self._context.pulse.exceptions
+        token = context.make_token()
+        free = await self._slots()
+        try:
+            due.clear()
+            with context.holdings.using(token):
+                claimed = await self._claim(token, free)
+                if len(claimed) >= free:
+                    due.mark()  # there may be more; else the pulse, or whoever records one, says when
+                for each in claimed:
+                    if each.dead:
+                        context.pulse.advance.mark()
+                        continue
+                    free -= 1
+                    context.holdings.use(token)
+                    nursery.start_soon(self._run, each, token)
+        finally:
+            for _ in range(free):
+                context.slots.release()
+
+    async def _slots(self) -> int:
+        """Wait for one slot and take what else is free; return how many."""
+        slots, taken = self._context.slots, 1
+        await slots.acquire()
+        while taken < min(AT_ONCE, self._context.options.concurrency):
+            try:
+                slots.acquire_nowait()
+            except trio.WouldBlock:
+                break
+            taken += 1
+        return taken
 
     async def _claim(self, token: Token, limit: int) -> list[ClaimedException]:
         context = self._context
         try:
-            return await context.store.claim_exceptions(context.group, self._node.id, token, reads=context.reads, limit=limit)
+            return await context.store.claim_exceptions(
+                context.group, self._node.id, token, reads=context.reads, limit=limit
+            )
         except LeaseLost:
-            self._node.lease.lose("the database has ended this node")
-            await trio.sleep_forever()  # the guard cuts it here
-            raise
+            self._node.lease.lose(
+                "the database has ended this node"
+            )  # the guard cuts us at the next checkpoint
+        return []
 
     async def _run(self, claimed: ClaimedException, token: Token) -> None:
         """Run one; its slot and its use of the token end with it."""
@@ -102,9 +114,14 @@ class ExceptionConsumer:
             outcome = await self._outcome(claimed)
             await self._record(claimed, token, outcome)
         except LeaseLost as exc:
-            _log.info("message %s of group %s is somebody else's now: %s", claimed.message_id, context.group.name, exc)
+            _log.info(
+                "message %s of group %s is somebody else's now: %s",
+                claimed.message_id,
+                context.group.name,
+                exc,
+            )
         except BaseException:
-            await self._give_back(claimed, token)
+            await self._give_back(claimed, token)  # noqa: ASYNC102 - it shields itself, bounded
             raise
         finally:
             context.slots.release()
@@ -113,7 +130,9 @@ class ExceptionConsumer:
     async def _outcome(self, claimed: ClaimedException) -> NextOutcome:
         context, row = self._context, claimed.row
         if row is None:
-            return NextOutcome("dead", claimed.attempts, claimed.delays, None, "the message is no longer in the log", "dead")
+            return NextOutcome(
+                "dead", claimed.attempts, claimed.delays, None, "the message is no longer in the log", "dead"
+            )
         result = await context.runner.run(row, claimed.attempts, claimed.delays, claimed.fence)
         context.counters.handled += 1
         context.counters.failed += not isinstance(result, Success)
@@ -137,18 +156,26 @@ class ExceptionConsumer:
             ),
         )
         if outcome.status == "ready":
-            context.pulse.exceptions.mark_at(trio.current_time() + (outcome.wait or timedelta(0)).total_seconds())
+            context.pulse.exceptions.mark_at(
+                trio.current_time() + (outcome.wait or timedelta(0)).total_seconds()
+            )
         else:
             context.pulse.advance.mark()
 
     async def _give_back(self, claimed: ClaimedException, token: Token) -> None:
         """After a cancel or an error: make it ready at once, bounded."""
         context = self._context
-        with trio.move_on_after(context.hand_back_seconds(self._node), shield=True):  # bounded: hand_back_seconds, two graces
+        with trio.move_on_after(
+            context.hand_back_seconds(self._node), shield=True
+        ):  # bounded: hand_back_seconds, two graces
             try:
                 held = Held(claimed.message_id, token, "exception")
                 if await context.store.release(context.group.stream_id, context.group.id, held):
                     context.counters.handed_back += 1
                     context.freed()
             except SQLStreamsError as exc:
-                _log.info("message %s could not be handed back; its lease ends by itself: %s", claimed.message_id, exc)
+                _log.info(
+                    "message %s could not be handed back; its lease ends by itself: %s",
+                    claimed.message_id,
+                    exc,
+                )

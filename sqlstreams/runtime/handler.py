@@ -64,25 +64,44 @@ def check_handler(handler: object) -> tuple[bool, bool]:
     Raises: ConfigurationError.
     """
     if not callable(handler):
-        raise ConfigurationError(f"a handler must be callable, not {type(handler).__name__}", subject="handler")
-    inner = handler
+        raise ConfigurationError(
+            f"a handler must be callable, not {type(handler).__name__}", subject="handler"
+        )
+    inner: Any = handler
     while isinstance(inner, partial):
         inner = inner.func
-    function = inner if inspect.isroutine(inner) or inspect.isclass(inner) else getattr(type(inner), "__call__", inner)
-    if inspect.isclass(inner) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError("a handler must be a function, not a class or a generator", subject="handler")
+    function = (
+        inner
+        if inspect.isroutine(inner) or inspect.isclass(inner)
+        else type(inner).__call__  # callable objects: their class says whether it is async
+    )
+    if (
+        inspect.isclass(inner)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise ConfigurationError(
+            "a handler must be a function, not a class or a generator", subject="handler"
+        )
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError) as exc:
-        raise ConfigurationError("the handler's parameters cannot be looked at; wrap it in a function", subject="handler") from exc
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        raise ConfigurationError(
+            "the handler's parameters cannot be looked at; wrap it in a function", subject="handler"
+        ) from exc
+    positional = [
+        each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     both = len(positional) >= _BOTH or any(each.kind is each.VAR_POSITIONAL for each in parameters)
     given = _BOTH if both else 1
     required = sum(each.default is each.empty for each in positional)
-    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    named = [
+        each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
     if (not positional and not both) or required > given or named:
         raise ConfigurationError(
-            "a handler is called with (message) or (message, meta), and this one does not accept that", subject="handler"
+            "a handler is called with (message) or (message, meta), and this one does not accept that",
+            subject="handler",
         )
     return inspect.iscoroutinefunction(function), both
 
@@ -98,9 +117,13 @@ class HandlerRunner(Generic[T]):
         threads: how many plain functions may run at once.
     """
 
-    def __init__(self, handler: Handler, codec: Codec[T], names: tuple[str, str], timeout: float, threads: int) -> None:
+    def __init__(
+        self, handler: Handler, codec: Codec[T], names: tuple[str, str], timeout: float, threads: int
+    ) -> None:
         is_async, self._both = check_handler(handler)
-        self._call: Callable[..., Awaitable[Any]] = handler if is_async else partial(_in_thread, handler, trio.CapacityLimiter(threads))
+        self._call: Callable[..., Awaitable[Any]] = (
+            handler if is_async else partial(_in_thread, handler, trio.CapacityLimiter(threads))
+        )
         self._decode = codec.decode
         self._stream, self._group = names
         self.timeout = timeout
@@ -157,5 +180,6 @@ async def _in_thread(handler: Handler, limiter: trio.CapacityLimiter, *args: Any
         close = getattr(result, "close", None)
         if close is not None:
             close()
-        raise _ReturnedAwaitable("the handler is a plain function that returned an awaitable; make it `async def`")
-
+        raise _ReturnedAwaitable(
+            "the handler is a plain function that returned an awaitable; make it `async def`"
+        )

@@ -92,7 +92,12 @@ class Holdings:
             # a token that became unknown meanwhile was recorded: then this changes nothing
             if held.token not in self._known and await self._store.release(group.stream, group.group, held):
                 given_back += 1
-                _log.info("gave back %s %s of group %s: its claim's answer had been lost", held.kind, held.id, group.group)
+                _log.info(
+                    "gave back %s %s of group %s: its claim's answer had been lost",
+                    held.kind,
+                    held.id,
+                    group.group,
+                )
         if given_back:
             self.given_back += given_back
             self._freed()

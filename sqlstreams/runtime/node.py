@@ -61,7 +61,12 @@ class Nodes:
     """
 
     def __init__(
-        self, store: NodeStore, config: LeaseConfig, identity: Identity, make_token: Callable[[], Token], random: Random
+        self,
+        store: NodeStore,
+        config: LeaseConfig,
+        identity: Identity,
+        make_token: Callable[[], Token],
+        random: Random,
     ) -> None:
         self._store = store
         self.config = config
@@ -155,7 +160,13 @@ class Nodes:
             try:
                 with trio.fail_after(config.heartbeat.total_seconds()):
                     node = await self._store.register_node(
-                        identity.name, identity.host, identity.pid, identity.version, config.ttl, token, former
+                        identity.name,
+                        identity.host,
+                        identity.pid,
+                        identity.version,
+                        config.ttl,
+                        token,
+                        former,
                     )
             except (*OUTAGES, trio.TooSlowError) as exc:
                 _log.info("registering this process waits: %s", exc)

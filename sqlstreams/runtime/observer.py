@@ -13,6 +13,7 @@ Source: docs/explanation/fence.md
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -23,7 +24,7 @@ import trio
 from actors import Backoff, Due
 from sqlstreams.errors import SQLStreamsError
 from sqlstreams.model.fence import Observations
-from sqlstreams.model.values import ServerRun, StreamId
+from sqlstreams.model.values import Observation, ServerRun, StreamId
 from sqlstreams.store import LogRef, LogStore, Seen
 
 __all__ = ["Observer", "StreamWatch"]
@@ -49,7 +50,8 @@ class StreamWatch:
         self._wanting = 0
         self.users = 0
         self.rung = True  # nobody has looked yet
-        self.again = AGAIN_FIRST
+        self._again = AGAIN_FIRST
+        self._looked_at = -math.inf
         self.stalled_since: float | None = None
         self.explained = False
 
@@ -74,9 +76,19 @@ class StreamWatch:
         return self._observations.unsettled
 
     @property
-    def wanted(self) -> bool:
-        """Whether somebody waits for it to move."""
-        return self._wanting > 0
+    def next_look(self) -> float:
+        """The trio time at which this stream wants to be looked at, besides polls."""
+        if not self._wanting:
+            return math.inf
+        if self.rung:
+            return -math.inf
+        return self._looked_at + self._again if self.unsettled else math.inf
+
+    def begin_look(self) -> None:
+        """Note that somebody is about to look: what rings from now on is for the next look."""
+        self._looked_at, self.rung = trio.current_time(), False
+        if self.unsettled:
+            self._again = min(self._again * 2, AGAIN_CAP)
 
     def ring(self) -> None:
         """Look soon: something may have been committed."""
@@ -107,10 +119,10 @@ class StreamWatch:
     def take(self, seen: Seen) -> None:
         """Take in an observation."""
         before = self._observations.settled, self._observations.head, self._observations.run
-        self._observations.add(seen)
+        self._observations.add(Observation(seen.head, seen.writers, seen.run))
         moved = before[0] != self._observations.settled or before[2] != self._observations.run
         if moved or not self.unsettled or before[1] != self._observations.head:
-            self.again = AGAIN_FIRST
+            self._again = AGAIN_FIRST
         if moved or not self.unsettled:
             self.stalled_since, self.explained = None, False
         elif self.stalled_since is None:
@@ -172,36 +184,20 @@ class Observer:
         """Look whenever it is worth it, for ever."""
         task_status.started()
         backoff = Backoff(0.1, 2.0, random=self._random, jitter=0.5)
-        polled = trio.current_time() - POLL_UP
-        looked: dict[StreamId, float] = {}
+        polled = -math.inf
         while True:
             self._poked = trio.Event()
-            now = trio.current_time()
-            period = POLL_UP if self._listening() else POLL_DOWN
-            everything = now >= polled + period
-            due, wake_at = [], polled + period
-            for watch in self._watches.values():
-                if everything or (watch.wanted and watch.rung):
-                    due.append(watch)
-                elif watch.wanted and watch.unsettled:
-                    at = looked.get(watch.stream, now) + watch.again
-                    if at <= now:
-                        due.append(watch)
-                    else:
-                        wake_at = min(wake_at, at)
-            if not due:
-                if everything:
-                    polled = now
-                with trio.move_on_at(wake_at if self._watches else float("inf")):
+            now, poll_at = trio.current_time(), polled + (POLL_UP if self._listening() else POLL_DOWN)
+            at = min((watch.next_look for watch in self._watches.values()), default=math.inf)
+            if self._watches:
+                at = min(at, poll_at)
+            if at > now:
+                with trio.move_on_at(at):
                     await self._poked.wait()
                 continue
-            if everything:
+            due = [watch for watch in self._watches.values() if now >= min(poll_at, watch.next_look)]
+            if now >= poll_at:
                 polled = now
-            for watch in due:
-                looked[watch.stream] = now
-                watch.rung = False
-                if watch.unsettled:
-                    watch.again = min(watch.again * 2, AGAIN_CAP)
             try:
                 await self._look(due)
             except SQLStreamsError as exc:
@@ -212,13 +208,15 @@ class Observer:
                 await trio.sleep(backoff())
             else:
                 backoff.reset()
-            if len(looked) > 2 * len(self._watches) + 16:
-                looked = {stream: at for stream, at in looked.items() if stream in self._watches}
 
     async def _look(self, watches: list[StreamWatch]) -> None:
+        for watch in watches:
+            watch.begin_look()
         unknown = [watch for watch in watches if watch.ref is None]
         if unknown:
-            refs = {ref.stream: ref for ref in await self._store.log_refs([watch.stream for watch in unknown])}
+            refs = {
+                ref.stream: ref for ref in await self._store.log_refs([watch.stream for watch in unknown])
+            }
             for watch in unknown:
                 watch.ref = refs.get(watch.stream)
                 watch.gone = watch.ref is None

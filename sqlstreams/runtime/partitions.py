@@ -80,7 +80,9 @@ class Runway:
                     _, self._end = await self._store.runway(self._stream, self._size)
                 if newest >= self._end - self._size // AHEAD_SHARE:
                     self._end = await self._store.make_partitions(self._stream, self._size, self._end)
-        except SQLStreamsError as exc:  # the next produce notices again; at the boundary it heals, or says why not
+        except (
+            SQLStreamsError
+        ) as exc:  # the next produce notices again; at the boundary it heals, or says why not
             _log.info("the next partition of stream %s could not be made ahead: %s", self._stream, exc)
             await trio.sleep(self._random.uniform(0.5, 1.0))
         finally:

@@ -35,6 +35,7 @@ class GroupPulse:
     """What the pulse knows of one group, and whom it wakes.
 
     Attributes:
+        freed: grows each time a range or an exception may have become free.
         ranges: marked when a range may be free. exceptions: when one is due. advance: when a mark can move.
         changed: marked when the declaration changed, or the group is gone.
         mark: the group's ranges_done, from where scans for open ranges start. epoch: raised by each seek.
@@ -46,7 +47,7 @@ class GroupPulse:
         self.exceptions = Due()
         self.advance = Due()
         self.changed = Due()
-        self.freed = True  # nobody has looked yet
+        self.freed = 0
         self.mark = 0
         self.epoch = 0
         self.committed = 0
@@ -58,9 +59,7 @@ class GroupPulse:
         progress = due.progress
         self.mark, self.epoch, self.committed = progress.ranges_done, progress.epoch, progress.committed
         if due.work:
-            self.freed = True
-            self.ranges.mark()
-            self.exceptions.mark()
+            self.free()
         if due.due_in is not None:
             self.exceptions.mark_at(trio.current_time() + max(due.due_in, 0.0))
         if movable(progress, marks_of(progress)) or progress.newest_high > progress.ranges_done:
@@ -68,6 +67,12 @@ class GroupPulse:
         if self._updated_at not in (None, due.updated_at):
             self.changed.mark()
         self._updated_at = due.updated_at
+
+    def free(self) -> None:
+        """Note that ranges or exceptions may be free."""
+        self.freed += 1
+        self.ranges.mark()
+        self.exceptions.mark()
 
     def lost(self) -> None:
         """Note that the group is gone."""
@@ -118,7 +123,9 @@ class Pulse:
         backoff = Backoff(0.1, 2.0, random=self._random, jitter=0.5)
         silent_at = trio.current_time()
         while True:
-            with trio.move_on_after(PERIOD * self._random.uniform(0.9, 1.0) if self._groups else float("inf")):
+            with trio.move_on_after(
+                PERIOD * self._random.uniform(0.9, 1.0) if self._groups else float("inf")
+            ):
                 await self._now.wait()
             self._now = trio.Event()
             groups = list(self._groups)

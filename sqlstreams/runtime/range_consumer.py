@@ -14,6 +14,7 @@ import trio
 
 from actors import Backoff
 from sqlstreams.errors import GroupDamaged, LeaseLost, NotFound, OutcomeUnknown, ServerRunChanged
+from sqlstreams.model.values import ServerRun, Token
 from sqlstreams.runtime.context import Context
 from sqlstreams.runtime.node import OUTAGES, Node
 from sqlstreams.runtime.range_run import READ_BYTES, RangeRun, rows_at_once
@@ -39,7 +40,8 @@ class RangeConsumer:
         self._node = node
         self._running: RangeRun | None = None
         self._high = 0  # nothing above it is settled that we have not asked for
-        self._high_run: object = None
+        self._high_run: ServerRun | None = None
+        self._looked = -1  # what pulse.freed was when nothing was free
         self._average = 8_192.0  # bytes of a payload, seen so far
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
@@ -53,7 +55,7 @@ class RangeConsumer:
                 due.clear()
                 if watch.run != self._high_run:
                     self._high, self._high_run = 0, watch.run
-                if watch.run is None or not (pulse.freed or watch.settled > self._high):
+                if watch.run is None or not (pulse.freed != self._looked or watch.settled > self._high):
                     with watch.waiting():
                         await due.wait()
                     continue
@@ -83,12 +85,11 @@ class RangeConsumer:
             if self._running is not None:
                 await self._running.record_progress()
 
-    async def _claim(self, token: Any) -> Taken | None:
+    async def _claim(self, token: Token) -> Taken | None:
         context = self._context
         watch, pulse = context.watch, context.pulse
         freed, settled, run = pulse.freed, watch.settled, watch.run
         assert run is not None
-        pulse.freed = False
         try:
             taken = await context.store.claim(
                 context.group,
@@ -98,24 +99,24 @@ class RangeConsumer:
                 run=run,
                 limit=context.options.batch,
                 mark=pulse.mark,
-                freed_first=freed,
+                freed_first=freed != self._looked,
                 reads=context.reads,
                 rows=rows_at_once(self._average),
                 size=READ_BYTES,
             )
-        except BaseException as exc:
-            pulse.freed = pulse.freed or freed
-            if isinstance(exc, LeaseLost):
-                self._node.lease.lose("the database has ended this node")
-                await trio.sleep_forever()  # the guard cuts it here
-            if isinstance(exc, GroupDamaged) and await context.store.group_by_id(context.group.id) is None:
+        except LeaseLost:
+            self._node.lease.lose("the database has ended this node")
+            return None
+        except GroupDamaged:
+            if await context.store.group_by_id(context.group.id) is None:  # noqa: ASYNC120 - a cancel may win
                 raise NotFound("it was destroyed", subject=f"group {context.group.name!a}") from None
             raise
+        if taken is None or not taken.freed:
+            self._looked = freed  # nothing more is free, unless it became free meanwhile
         if taken is None:
             self._high = max(self._high, settled)  # the newest range ends there or above
-        else:
-            self._high = max(self._high, min(taken.claim.high, settled))
-            pulse.freed = pulse.freed or freed  # there may be more
+        elif not taken.freed:
+            self._high = max(self._high, taken.claim.high)
         return taken
 
     async def _run(self, taken: Taken) -> None:
@@ -149,6 +150,11 @@ class RangeConsumer:
         try:
             await self._running.deliver()
         except LeaseLost as exc:
-            _log.info("ids above %s of group %s are somebody else's now: %s", taken.claim.low, context.group.name, exc)
+            _log.info(
+                "ids above %s of group %s are somebody else's now: %s",
+                taken.claim.low,
+                context.group.name,
+                exc,
+            )
         finally:
             self._running = None

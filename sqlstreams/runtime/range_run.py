@@ -17,7 +17,15 @@ import trio
 
 from sqlstreams.config import READ_AHEAD_LIMIT_BYTES
 from sqlstreams.errors import LeaseLost, SQLStreamsError
-from sqlstreams.model.outcome import ExceptionRow, HistoryRow, Result, Success, first_outcome, handed_back, parked
+from sqlstreams.model.outcome import (
+    ExceptionRow,
+    HistoryRow,
+    Result,
+    Success,
+    first_outcome,
+    handed_back,
+    parked,
+)
 from sqlstreams.model.progress import RangeProgress
 from sqlstreams.runtime.context import Context, known_outcome
 from sqlstreams.runtime.node import Node
@@ -26,7 +34,9 @@ from sqlstreams.store import MessageRow, RangeRecord, Taken
 __all__ = ["RangeRun", "rows_at_once"]
 
 BREATH_SECONDS = 0.005  # handlers that never wait still let others run this often
-READ_BYTES = READ_AHEAD_LIMIT_BYTES // 2  # of one read: the driver holds the answer beside our copy for a moment
+READ_BYTES = (
+    READ_AHEAD_LIMIT_BYTES // 2
+)  # of one read: the driver holds the answer beside our copy for a moment
 MOST_ROWS = 8_192
 
 _log = logging.getLogger("sqlstreams.consumer")
@@ -52,7 +62,9 @@ class RangeRun:
         self._claim = taken.claim
         self._rows: Sequence[MessageRow] = taken.rows
         self._complete = taken.complete
-        self._progress = RangeProgress(taken.claim.start_above, self._end_of(taken.rows), [row.id for row in taken.rows])
+        self._progress = RangeProgress(
+            taken.claim.start_above, self._end_of(taken.rows), [row.id for row in taken.rows]
+        )
         self._started: set[int] = set()  # positions in self._rows whose run has not ended
         self._next = 0
         self._pending: list[tuple[int, ExceptionRow | None, HistoryRow | None]] = []
@@ -78,7 +90,7 @@ class RangeRun:
                 await self._close()
         except BaseException as exc:
             if not isinstance(exc, LeaseLost):
-                await self._rescue()
+                await self._rescue()  # noqa: ASYNC102 - it shields itself, bounded
             raise
         if self._lost is not None:
             raise self._lost
@@ -201,7 +213,11 @@ class RangeRun:
                     self._started.clear()
                     await self._hand_back()
             except SQLStreamsError as exc:
-                _log.info("the range above id %s could not be handed back; its lease ends by itself: %s", self._claim.low, exc)
+                _log.info(
+                    "the range above id %s could not be handed back; its lease ends by itself: %s",
+                    self._claim.low,
+                    exc,
+                )
 
     async def _hand_back(self) -> None:
         """Give the range back above what is resolved."""
@@ -215,7 +231,6 @@ class RangeRun:
             return
         await self._record("hand back", through)
         self._context.counters.handed_back += 1
-        self._context.pulse.freed = True
         self._context.freed()
 
     async def _record(self, action: Literal["finish", "progress", "hand back"], through: int) -> None:

@@ -65,7 +65,9 @@ class RegistryStore(Protocol):
         Raises: DestroyRefused (messages or groups, without force), NotFound, Contended (a producer is in the way).
         """
 
-    async def register_group(self, stream: StreamRow, name: str, config: GroupConfig, *, start: int | None, run: ServerRun | None) -> GroupRow:
+    async def register_group(
+        self, stream: StreamRow, name: str, config: GroupConfig, *, start: int | None, run: ServerRun | None
+    ) -> GroupRow:
         """Declare a group; `start` (above which id, None: the beginning) counts only at creation.
 
         Guarantee: as register_stream. A start that was observed on another server run is refused.
@@ -120,7 +122,9 @@ class LogStore(Protocol):
     async def runway(self, stream: StreamId, partition_size: int) -> tuple[int, int]:
         """Return the newest drawn id, and the first id that has no partition."""
 
-    async def read_range(self, stream: StreamId, low: int, high: int, *, rows: int, size: int) -> list[MessageRow]:
+    async def read_range(
+        self, stream: StreamId, low: int, high: int, *, rows: int, size: int
+    ) -> list[MessageRow]:
         """Return the messages of (low, high] in id order: at most `rows`, at most about `size` bytes, at least one."""
 
 
@@ -165,7 +169,9 @@ class ClaimStore(Protocol):
     async def advance(self, group: GroupId, epoch: int, ranges_done: int, committed: int) -> bool:
         """Move the marks forward, never back; False when neither moved or a seek came between."""
 
-    async def delete_done_claims(self, stream: StreamId, group: GroupId, epoch: int, ranges_done: int, *, limit: int) -> int:
+    async def delete_done_claims(
+        self, stream: StreamId, group: GroupId, epoch: int, ranges_done: int, *, limit: int
+    ) -> int:
         """Delete done ranges below ranges_done, never the newest; return how many."""
 
     async def held(self, stream: StreamId, group: GroupId, node: NodeId, mark: int) -> list[Held]:
@@ -205,7 +211,9 @@ class ExceptionStore(Protocol):
     async def snapshot(self, stream: StreamId, group: GroupId) -> SnapshotRow:
         """Count where a group stands. Raises: GroupDamaged, NotFound."""
 
-    async def dead_letters(self, stream: StreamId, group: GroupId, *, after: int, limit: int, error_contains: str | None) -> list[DeadRow]:
+    async def dead_letters(
+        self, stream: StreamId, group: GroupId, *, after: int, limit: int, error_contains: str | None
+    ) -> list[DeadRow]:
         """Return dead letters in id order."""
 
 
@@ -213,7 +221,14 @@ class NodeStore(Protocol):
     """Nodes: one lease per process."""
 
     async def register_node(
-        self, name: str, host: str, pid: int, version: str, ttl: timedelta, token: Token, former: tuple[NodeId, Token] | None
+        self,
+        name: str,
+        host: str,
+        pid: int,
+        version: str,
+        ttl: timedelta,
+        token: Token,
+        former: tuple[NodeId, Token] | None,
     ) -> NodeId:
         """Register this process, and end the node it was before in the same statement.
 

@@ -10,7 +10,17 @@ import msgspec
 
 from sqlstreams.config import GroupConfig, StreamConfig
 from sqlstreams.model.outcome import ExceptionRow, HistoryRow
-from sqlstreams.model.values import Claim, Fence, GroupId, MessageId, NodeId, Progress, ServerRun, StreamId, Token
+from sqlstreams.model.values import (
+    Claim,
+    Fence,
+    GroupId,
+    MessageId,
+    NodeId,
+    Progress,
+    ServerRun,
+    StreamId,
+    Token,
+)
 
 __all__ = [
     "ClaimedException",
@@ -110,12 +120,14 @@ class MessageRow(NamedTuple):
 class Taken(msgspec.Struct, frozen=True):
     """What a claim got. `rows` are the first messages of the range; `complete` says that there are no more.
 
-    `empty` ranges are done already, and `quarantined` ones were cut into that many exceptions: nobody runs them.
+    `freed` ranges had an owner before. `empty` ones are done already, `quarantined` ones were cut into that many exceptions:
+    nobody runs these.
     """
 
     claim: Claim
     rows: list[MessageRow]
     complete: bool
+    freed: bool = False
     empty: bool = False
     quarantined: int | None = None
 

@@ -43,7 +43,9 @@ class Advanced(msgspec.Struct, frozen=True):
     deleted: int
 
 
-async def run_once(store: ClaimStore, stream: StreamId, group: GroupId, config: CursorAdvancerConfig) -> Advanced:
+async def run_once(
+    store: ClaimStore, stream: StreamId, group: GroupId, config: CursorAdvancerConfig
+) -> Advanced:
     """Do one tick: read, decide in model/, write. Tests call this."""
     progress = await store.read_progress(stream, group)
     if progress is None:
@@ -53,7 +55,9 @@ async def run_once(store: ClaimStore, stream: StreamId, group: GroupId, config: 
         await store.advance(group, progress.epoch, marks.ranges_done, marks.committed)
     deleted = 0
     while True:
-        step = await store.delete_done_claims(stream, group, progress.epoch, marks.ranges_done, limit=config.max_deletes)
+        step = await store.delete_done_claims(
+            stream, group, progress.epoch, marks.ranges_done, limit=config.max_deletes
+        )
         deleted += step
         if step < config.max_deletes:
             return Advanced(marks, deleted)

@@ -23,7 +23,7 @@ async def opened(dsn: str, **settings: Any) -> AsyncIterator[tuple[Bridge, Pool]
     async with open_bridge(reports.append) as bridge:
         async with open_pool(bridge, settings_for(dsn, **settings)) as pool:
             yield bridge, pool
-    assert reports == []
+    assert reports == [], reports
     assert bridge.reported == 0
 
 

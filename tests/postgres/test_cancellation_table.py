@@ -15,7 +15,7 @@ from sqlstreams.postgres.bridge import Bridge
 from sqlstreams.postgres.pool import Connection, Pool
 from tests.postgres.proxy import open_proxy
 from tests.postgres.rig import GRACE, SLACK, Freezer, assert_whole, insert, make_table, numbers, opened
-from tests.servers import sql_async, wait_until_async
+from tests.servers import sql, sql_async, wait_until_async
 
 SEED = 1
 WAITS_FOR_LOCK = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
@@ -144,7 +144,7 @@ async def insert_then_freeze(conn: Connection, n: int, freezer: Freezer) -> None
 
 async def freeze_then_insert(conn: Connection, n: int, freezer: Freezer) -> None:
     freezer.freeze(conn)
-    await insert(conn, n)
+    await conn.execute(f"insert into t values ({n})")  # one message: nothing to be prepared first
 
 
 async def test_frozen_inside_a_unit_it_is_cancelled_within_two_graces(dsn):
@@ -156,7 +156,7 @@ async def test_frozen_inside_a_unit_it_is_cancelled_within_two_graces(dsn):
                 await pool.unit_of_work(insert_and_hang, 1, freezer)
             assert scope.cancelled_caught
             assert trio.current_time() - began < 0.3 + 2 * GRACE + SLACK
-            await assert_whole(pool, dsn) if False else await use_all_places(pool)
+            await use_all_places(pool)
         await assert_whole(pool, dsn)
         assert await numbers(dsn) == []
 
@@ -236,9 +236,9 @@ async def freeze(conn: Connection, freezer: Freezer) -> None:
 async def kill_before_commit(conn: Connection, dsn: str) -> None:
     await insert(conn, 1)
     pid = conn.get_server_pid()
-    from tests.servers import sql  # noqa: PLC0415 - blocking on purpose: the loop must not read the end of the connection
-
-    sql(dsn, "select pg_terminate_backend($1, 5000)", pid)
+    sql(
+        dsn, "select pg_terminate_backend($1, 5000)", pid
+    )  # blocks, so that the loop does not read of it before
 
 
 async def test_killed_before_the_commit_nothing_was_done_and_the_error_does_not_claim_more(dsn):
@@ -264,9 +264,11 @@ async def test_killed_inside_a_unit_the_store_is_unavailable(dsn):
     assert await numbers(dsn) == []
 
 
+COMMIT = b"commit\0"
+SECOND_BIND = (8).to_bytes(4, "big") + (2).to_bytes(8, "big")  # the argument of the second insert, a bigint
 LOST = pytest.mark.parametrize(
     ("write", "last"),
-    [(unit_of_work, b"commit"), (transaction, b"commit"), (autocommit, b"insert into t"), (then, b"insert into t")],
+    [(unit_of_work, COMMIT), (transaction, COMMIT), (autocommit, SECOND_BIND), (then, SECOND_BIND)],
     ids=["unit_of_work", "transaction", "autocommit", "autocommit, then a read"],
 )
 
@@ -276,8 +278,8 @@ LOST = pytest.mark.parametrize(
 async def test_a_lost_answer_to_the_last_statement_is_an_unknown_outcome(dsn, write, last, fault):
     await make_table(dsn)
     async with open_proxy(dsn) as proxy, opened(proxy.dsn, command_timeout=0.4) as (bridge, pool):
-        await write(bridge, pool, 1)  # the statement is prepared: from now on it is sent once
-        proxy.lose_answer(b"commit" if last == b"commit" else b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x02", fault)
+        await write(bridge, pool, 1)  # the statement is prepared: from now on it is one message
+        proxy.lose_answer(last, fault)
         began = trio.current_time()
         with pytest.raises(OutcomeUnknown):
             await write(bridge, pool, 2)
@@ -335,7 +337,9 @@ async def test_a_cancelled_statement_stops_in_the_server_and_its_locks_are_free(
     async with opened(dsn) as (_bridge, pool):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(getattr(pool, how), hold_lock)
-            await wait_until_async(dsn, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'", 1)
+            await wait_until_async(
+                dsn, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'", 1
+            )
             nursery.cancel_scope.cancel()
         assert (await sql_async(dsn, LOCK_HELD))[0][0] == 0
         await assert_whole(pool, dsn)
@@ -345,7 +349,9 @@ async def test_sabotage_a_connection_that_is_cut_at_once_keeps_its_locks(dsn):
     async with opened(dsn) as (bridge, pool):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bridge.call, cut_at_once, pool, hold_lock_in_transaction)
-            await wait_until_async(dsn, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'", 1)
+            await wait_until_async(
+                dsn, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'", 1
+            )
             nursery.cancel_scope.cancel()
         assert (await sql_async(dsn, LOCK_HELD))[0][0] == 1
         await wait_until_async(dsn, LOCK_HELD, 0)
@@ -435,7 +441,7 @@ async def test_random_deadlines_while_connecting_and_waiting_leave_no_session_be
         for _ in range(20):
             await sql_async(
                 dsn,
-                "select pg_terminate_backend(pid) from pg_stat_activity"
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid() and $1",
                 chance.random() < 0.3,
             )
@@ -444,7 +450,8 @@ async def test_random_deadlines_while_connecting_and_waiting_leave_no_session_be
                     nursery.start_soon(one)
         await assert_whole(pool, dsn)
         sessions = await sql_async(
-            dsn, "select 1 from pg_stat_activity where application_name = 'sqlstreams' and datname = current_database()"
+            dsn,
+            "select 1 from pg_stat_activity where application_name = 'sqlstreams' and datname = current_database()",
         )
         assert len(sessions) <= 2
 

@@ -79,13 +79,12 @@ def comments_of(source: str) -> dict[int, str]:
     return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
 
-def comments_at(source: str, comments: Mapping[int, str], node: ast.stmt | ast.expr) -> str:
-    """The comments on the lines of `node`, and the block of comments right above it."""
+def comments_at(source: str, comments: Mapping[int, str], first: int, last: int) -> str:
+    """The comments on the lines from `first` to `last`, and the block of comments right above them."""
     lines = source.splitlines()
-    first = node.lineno
     while first > 1 and lines[first - 2].lstrip().startswith("#"):
         first -= 1
-    return "\n".join(comments.get(line, "") for line in range(first, (node.end_lineno or node.lineno) + 1))
+    return "\n".join(comments.get(line, "") for line in range(first, last + 1))
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -112,13 +111,18 @@ def bounded_shields(texts: Texts) -> list[str]:
     problems = []
     for path, source in texts.items():
         comments = comments_of(source)
-        problems += [
-            f"{path}:{node.lineno}: a shield without a comment `# bounded: …`"
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.expr | ast.stmt)
-            and is_shield(node)
-            and not re.search(r"# bounded: \w", comments_at(source, comments, node))
-        ]
+        tree = ast.parse(source)
+        headers = {  # a comment anywhere in `with (…):` counts, since ruff moves it to the last line
+            id(item.context_expr): (node.lineno, node.body[0].lineno - 1)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.With | ast.AsyncWith) and node.body[0].lineno > node.lineno
+            for item in node.items
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.expr | ast.stmt) and is_shield(node):
+                first, last = headers.get(id(node), (node.lineno, node.end_lineno or node.lineno))
+                if not re.search(r"# bounded: \w", comments_at(source, comments, first, last)):
+                    problems.append(f"{path}:{node.lineno}: a shield without a comment `# bounded: …`")
     return problems
 
 
@@ -288,7 +292,10 @@ def reasoned_sleeps(texts: Texts) -> list[str]:
                 continue
             if isinstance(node.args[0], ast.Constant) and node.args[0].value == 0:
                 continue  # a checkpoint
-            if not re.search(r"# (because|real time|why)\b", comments_at(source, comments, node)):
+            if not re.search(
+                r"# (because|real time|why)\b",
+                comments_at(source, comments, node.lineno, node.end_lineno or 0),
+            ):
                 problems.append(f"{path}:{node.lineno}: {module}.sleep without `# because …`")
     return problems
 
@@ -316,6 +323,7 @@ SABOTAGE: dict[Guard, list[Texts]] = {
         {"a.py": "with trio.CancelScope(shield=True):\n    pass"},
         {"a.py": "with CancelScope(deadline=3, shield=True):  # bounded:\n    pass"},
         {"a.py": "# bounded: this one is\n\nscope.shield = True"},
+        {"a.py": "with CancelScope(shield=True):\n    pass  # bounded: the comment of another line"},
         {"a.py": "scope.shield = wanted"},
         {"a.py": "text = '# bounded: only in a string'; scope.shield = True"},
     ],
@@ -365,6 +373,9 @@ FINE: dict[Guard, list[Texts]] = {
     bounded_shields: [
         {"a.py": "with trio.CancelScope(shield=True):  # bounded: by the grace\n    pass"},
         {"a.py": "# A longer reason.\n# bounded: twice the grace\nscope.shield = True"},
+        {
+            "a.py": "with (\n    CancelScope(shield=True),\n    other(),\n):  # bounded: by the grace\n    pass"
+        },
         {"a.py": "scope.shield = False"},
     ],
     plain_sql: [
