@@ -23,6 +23,8 @@ __all__ = ["Bridge", "open_bridge"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+NURSERIES_OF_THE_LOOP = 2  # each wraps an error of the block once
+
 _log = logging.getLogger("sqlstreams.bridge")
 
 
@@ -93,28 +95,19 @@ async def open_bridge(report: Callable[[str], None] | None = None) -> AsyncItera
     Raises: what the block raises, without the groups of one that the loop's nurseries wrap around it.
     """
     failure: BaseException
-    of_the_block: BaseException | None = None
     try:
         async with trio_asyncio.open_loop() as loop:
             bridge = Bridge(loop, report)
             loop.set_exception_handler(bridge.handle)  # before anything else runs
             try:
                 yield bridge
-            except BaseException as exc:
-                of_the_block = exc
-                raise
             finally:
                 bridge.close()
     except BaseExceptionGroup as group:
         failure = group
-        while (
-            failure is not of_the_block
-            and isinstance(failure, BaseExceptionGroup)
-            and len(failure.exceptions) == 1
-        ):
-            failure = failure.exceptions[0]
-        if failure is group:
-            raise
+        for _ in range(NURSERIES_OF_THE_LOOP):
+            if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+                failure = failure.exceptions[0]
     else:
         return
     raise failure

@@ -803,6 +803,9 @@ _Then: TypeAlias = Callable[[Connection, T], Awaitable[R]]
 
 
 async def _connect_to(url: str, settings: PoolSettings, name: str | None, limit: float) -> _Connection:
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ConfigurationError("it must start with postgresql://", subject="database URL")
+    _ = urlsplit(url).port  # ValueError when it is out of range; the driver would connect to another one
     wanted = settings.server_settings(name)
     try:
         conn = await _dial(url, settings, wanted, limit)
@@ -846,7 +849,7 @@ def _failure_to_connect(exc: Exception, where: str) -> SQLStreamsError:
         )
     if isinstance(exc, TimeoutError):
         return StoreUnavailable("connecting took too long", subject=where)
-    if is_database_error(exc):
+    if is_database_error(exc) or isinstance(exc, SQLStreamsError):
         return translate(exc, subject=where)
     return ConfigurationError(f"it is not valid ({type(exc).__name__})", subject="database URL")
 

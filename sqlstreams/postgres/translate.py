@@ -147,6 +147,9 @@ def address(dsn: str) -> str | None:
 
 def _of_server(exc: asyncpg.PostgresError, subject: str | None) -> SQLStreamsError:
     state = str(exc.sqlstate)
+    if isinstance(exc, asyncpg.DataError) and _of_the_driver_itself(exc):
+        text = "an argument does not fit the type of its parameter; nothing was sent"
+        return StatementRefused(text, subject=subject, sqlstate=state)
     if state in OURS:
         return OURS[state](_quote(exc) or f"SQLSTATE {state}", subject=subject)
     for length in (5, 3, 2):
@@ -194,7 +197,7 @@ def _what(exc: BaseException) -> str:
     if isinstance(exc, asyncpg.TargetServerAttributeNotMatched):
         return "no server of the URL is what target_session_attrs asks for"
     if isinstance(exc, ssl.SSLError):
-        return f"TLS failed: {exc.reason or type(exc).__name__}"
+        return f"TLS failed: {getattr(exc, 'reason', None) or type(exc).__name__}"
     if isinstance(exc, socket.gaierror):
         return f"the host name cannot be resolved: {exc.strerror}"
     if isinstance(exc, OSError):
@@ -203,10 +206,15 @@ def _what(exc: BaseException) -> str:
     return f"the driver failed: {type(exc).__name__}"
 
 
+def _of_the_driver_itself(exc: asyncpg.PostgresError) -> bool:
+    """The driver raises errors of the server's classes too; those have no fields."""
+    return exc.severity is None
+
+
 def _describe(exc: asyncpg.PostgresError) -> str:
     """Name condition, SQLSTATE and the objects it is about; quote the message where that can hold no values."""
     state = str(exc.sqlstate)
-    if state == "08003" and exc.severity is None:  # the driver's own, its text may quote the server's
+    if state == "08003" and _of_the_driver_itself(exc):  # its text may quote the server's
         return "the connection was lost"
     condition = _WORD.sub(" ", type(exc).__name__.removesuffix("Error")).lower()
     objects = [
