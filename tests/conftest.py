@@ -1,6 +1,7 @@
 """Fixtures for everybody: real Postgres servers of two versions, a fresh database for each test, `--slow`."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -35,8 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    """Postgres 18, one for the session (for each xdist worker): do not stop it, nor rely on its data."""
-    with fast_server(18) as running:
+    """Postgres 18, one for the session (for each xdist worker): do not stop it, nor rely on its data.
+
+    `make matrix` asks for another version by SQLSTREAMS_TEST_POSTGRES.
+    """
+    with fast_server(int(os.environ.get("SQLSTREAMS_TEST_POSTGRES", "18"))) as running:
         yield running
 
 

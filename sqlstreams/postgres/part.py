@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlstreams.errors import NotFound, StatementRefused
+from sqlstreams.errors import Contended, NotFound, StatementRefused
 from sqlstreams.model.values import StreamId, Token
 from sqlstreams.postgres.pool import Connection, Pinned, Pool
 from sqlstreams.postgres.statements import Statements
@@ -23,9 +23,13 @@ __all__ = [
     "fetchval",
     "gone_is_not_found",
     "message_row",
+    "patiently",
     "read_log_refs",
 ]
 
+T = TypeVar("T")
+
+PATIENT_TRIES = 10
 GONE = ("42P01", "42883", "3F000")  # no such table, function or schema: the stream was destroyed
 
 
@@ -72,6 +76,19 @@ async def fetchval(conn: Connection, text: str, *args: Any) -> Any:
 async def execute(conn: Connection, text: str, *args: Any) -> str:
     """Run one statement, asyncio-flavoured; its tag."""
     return await conn.execute(text, *args)
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a declaration while others hold its lock: each try waits up to the lock timeout (2 s) by itself.
+
+    Raises: Contended after PATIENT_TRIES tries; nothing was done.
+    """
+    for _ in range(PATIENT_TRIES - 1):
+        try:
+            return await call()
+        except Contended:
+            continue  # many processes may start at once, and each waits its turn
+    return await call()
 
 
 @contextmanager

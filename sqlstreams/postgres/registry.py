@@ -20,7 +20,7 @@ from sqlstreams.errors import (
     StatementRefused,
 )
 from sqlstreams.model.values import GroupId, ServerRun, StreamId
-from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, gone_is_not_found
+from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, gone_is_not_found, patiently
 from sqlstreams.postgres.pool import Connection
 from sqlstreams.postgres.schema import STREAM_VERSION
 from sqlstreams.store import GroupRow, StreamRow
@@ -36,10 +36,10 @@ class Registry(Part):
         found = await self.stream_by_name(name)
         if found is not None and found.partition_size == config.partition_size and found.config == config:
             return found
-        row = await self._pool.unit_of_work(self._register_stream, name, config)
+        row = await patiently(lambda: self._pool.unit_of_work(self._register_stream, name, config))
         if row["destroying_at"] is not None:
             await self._drop(StreamId(row["id"]))  # an earlier destroy was cut off: finish it first
-            row = await self._pool.unit_of_work(self._register_stream, name, config)
+            row = await patiently(lambda: self._pool.unit_of_work(self._register_stream, name, config))
         return _stream(row)
 
     async def stream_by_name(self, name: str) -> StreamRow | None:
@@ -82,7 +82,9 @@ class Registry(Part):
         if found is not None and found.config == config:
             return found
         with gone_is_not_found(stream.id):
-            row = await self._pool.unit_of_work(self._register_group, stream, name, config, start, run)
+            row = await patiently(
+                lambda: self._pool.unit_of_work(self._register_group, stream, name, config, start, run)
+            )
         return _group(row)
 
     async def group_by_name(self, stream: StreamId, name: str) -> GroupRow | None:

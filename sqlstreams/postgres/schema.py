@@ -7,7 +7,7 @@ older process goes on beside an additive step and is refused by a breaking one.
 from __future__ import annotations
 
 from sqlstreams.errors import NotInstalled, SchemaTooNew
-from sqlstreams.postgres.part import execute, fetchrow, fetchval
+from sqlstreams.postgres.part import execute, fetchrow, fetchval, patiently
 from sqlstreams.postgres.pool import Connection, Pool
 from sqlstreams.postgres.statements import Statements
 
@@ -33,7 +33,7 @@ async def install(pool: Pool, sql: Statements, schema: str, *, allowed: bool) ->
     if there < SYSTEM_VERSION:
         if not allowed:
             raise NotInstalled(f"version {there or 'nothing'} is there", subject=f"schema {schema!a}")
-        await pool.unit_of_work(_install, sql, schema)
+        await patiently(lambda: pool.unit_of_work(_install, sql, schema))
 
 
 async def _version(pool: Pool, sql: Statements, schema: str) -> int:
