@@ -26,7 +26,9 @@ class Verdict:
         return self.produced > 0 and not (self.lost or self.twice or self.strange)
 
     def __str__(self) -> str:
-        return f"{self.produced:,} produced, {self.lost:,} lost, {self.twice:,} twice, {self.strange:,} strange"
+        return (
+            f"{self.produced:,} produced, {self.lost:,} lost, {self.twice:,} twice, {self.strange:,} strange"
+        )
 
 
 def check(counts: bytes | bytearray, produced: int) -> Verdict:

@@ -31,7 +31,7 @@ def arguments(args: Sequence[str] | None = None) -> tuple[str, Settings, Path | 
         epilog=f"cases:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("case", metavar="CASE", choices=CASES, help=", ".join(CASES))
+    parser.add_argument("case", choices=CASES, help="what to measure")
     parser.add_argument("--seconds", type=_positive, help="how long each measurement lasts")
     parser.add_argument("--rounds", type=_count, help="how often baseline and product take turns")
     parser.add_argument("--full", action="store_true", help="the sizes that the bars are for")

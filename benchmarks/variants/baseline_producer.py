@@ -1,6 +1,7 @@
 """The baseline's producer: plain asyncio, batches by INSERT .. SELECT FROM unnest on a few connections."""
 
 import asyncio
+import time
 
 import msgspec
 
@@ -16,9 +17,9 @@ async def produce_batches(conn: Connection, load: Load, maker: Maker, pace: Pace
     """Append one batch after the other until the time is up."""
     encode = msgspec.json.Encoder().encode
     while not pace.over:
-        if wait := pace.wait(maker.made):
+        if (wait := pace.wait(maker.made)) > 0:
             await asyncio.sleep(wait)
-        payloads = [encode(message) for message in maker.take(load.batch)]
+        payloads = [encode(message) for message in maker.take(load.batch, now())]
         if not payloads:
             break
         began = now()
@@ -26,7 +27,9 @@ async def produce_batches(conn: Connection, load: Load, maker: Maker, pace: Pace
         took.append(now() - began)
 
 
-async def produce_singly(idle: "asyncio.Queue[Connection]", maker: Maker, pace: Pace, took: list[float]) -> None:
+async def produce_singly(
+    idle: "asyncio.Queue[Connection]", maker: Maker, pace: Pace, took: list[float]
+) -> None:
     """Append each message by itself at its time, however long those before it take."""
 
     async def one(payload: bytes) -> None:
@@ -40,7 +43,7 @@ async def produce_singly(idle: "asyncio.Queue[Connection]", maker: Maker, pace: 
     async with asyncio.TaskGroup() as group:
         while not pace.over:
             await asyncio.sleep(pace.wait(maker.made))
-            for message in maker.take(1):
+            for message in maker.take(1, pace.due(maker.made)):
                 group.create_task(one(encode(message)))
 
 
@@ -54,6 +57,7 @@ async def main() -> None:
     await asyncio.sleep(start - now())
     maker, pace = Maker(load), Pace(load, start)
     took: list[float] = []
+    cpu = time.process_time()
     if load.batch == 1:
         idle: asyncio.Queue[Connection] = asyncio.Queue()
         for conn in conns:
@@ -61,7 +65,13 @@ async def main() -> None:
         await produce_singly(idle, maker, pace, took)
     else:
         await asyncio.gather(*(produce_batches(conn, load, maker, pace, took) for conn in conns))
-    control.say(sent=maker.made, started=start, ended=now(), call_p50=percentile(took, 0.5))
+    control.say(
+        sent=maker.made,
+        started=start,
+        ended=now(),
+        call_p50=percentile(took, 0.5),
+        producer_cpu=time.process_time() - cpu,
+    )
     for conn in conns:
         await conn.close()
 

@@ -22,7 +22,7 @@ PARTITION = 1_000_000  # ids per partition of either log
 TICK_SECONDS = 0.02  # how often progress is noted
 QUIET_SECONDS = 0.1  # watched after the last message, for ones that come twice
 STUCK_SECONDS = 15.0  # without progress after the last was produced: the rest is lost
-EXTRA = 85  # bytes of a message's JSON besides its padding, about
+OVERHEAD = 45  # bytes of a message's JSON besides its padding, about
 
 now: Callable[[], float] = time.monotonic  # one clock for all processes of a machine
 
@@ -64,7 +64,7 @@ class Maker:
     """Makes the messages of a run, numbered from 0."""
 
     def __init__(self, load: Load) -> None:
-        length = max(1, load.payload - EXTRA + 40)
+        length = max(1, load.payload - OVERHEAD)
         if load.random:
             rng = random.Random(7)
             self._pads = [b64encode(rng.randbytes(length))[:length].decode() for _ in range(16)]
@@ -73,9 +73,9 @@ class Maker:
         self._capacity = load.capacity
         self.made = 0
 
-    def take(self, most: int) -> list[Message]:
-        """Return the next messages, fewer or none when the capacity is reached."""
-        first, moment, pads = self.made, now(), self._pads
+    def take(self, most: int, moment: float) -> list[Message]:
+        """Return the next messages, due at this moment; fewer or none when the capacity is reached."""
+        first, pads = self.made, self._pads
         self.made = min(first + most, self._capacity)
         return [Message(n, moment, pads[n % len(pads)]) for n in range(first, self.made)]
 
@@ -93,9 +93,13 @@ class Pace:
         """Whether the time is up."""
         return now() >= self._end
 
+    def due(self, made: int) -> float:
+        """When the next message after `made` is due; without a rate now."""
+        return self._start + made / self._rate if self._rate else now()
+
     def wait(self, made: int) -> float:
         """How many seconds to wait before the next after `made` messages."""
-        return max(0.0, self._start + made / self._rate - now()) if self._rate else 0.0
+        return max(0.0, self.due(made) - now())
 
 
 class Control:
@@ -124,7 +128,8 @@ class Control:
         sys.stdout.buffer.flush()
 
     def _listen(self) -> None:
-        for line in sys.stdin.buffer:
+        # its own file object, since one that a thread reads while the interpreter ends makes it abort
+        for line in open(0, "rb", buffering=0, closefd=False):
             match msgspec.json.decode(line):
                 case {"start": float() as start}:
                     self._start = start
@@ -143,18 +148,17 @@ class Tally:
         self.ages: list[float] = []
         self.samples: list[tuple[float, int]] = []
         self._moved = now()
+        self._cpu = time.process_time()
         self.floor_kib = memory_kib("VmRSS")
 
     def sample(self) -> bool:
         """Note how far it is, every `TICK_SECONDS`; return whether it is over."""
         moment = now()
         if not self.samples or self.samples[-1][1] != self.handled:
-            self.samples.append((moment, self.handled))
             self._moved = moment
         elif len(self.samples) > 1 and self.samples[-2][1] == self.handled:
-            self.samples[-1] = (moment, self.handled)
-        else:
-            self.samples.append((moment, self.handled))
+            self.samples.pop()  # the same for long: its first and last moment are enough
+        self.samples.append((moment, self.handled))
         expected = self._control.expected
         if expected is None:
             return False
@@ -163,13 +167,12 @@ class Tally:
     def report(self) -> None:
         """Tell everything."""
         expected = self._control.expected or 0
-        moved = [moment for moment, _ in self.samples[:1]]
-        moved += [at for (_, before), (at, after) in zip(self.samples, self.samples[1:], strict=False) if after > before]
         self._control.say(
             handled=self.handled,
             verdict=asdict(check(self.counts, expected)),
             samples=self.samples,
-            last=moved[-1],
+            last=self._moved,
+            consumer_cpu=time.process_time() - self._cpu,
             ages=self.ages,
             floor_kib=self.floor_kib,
             peak_kib=memory_kib("VmHWM"),
@@ -181,5 +184,7 @@ def memory_kib(field: str) -> int:
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
-    found: list[Any] = [line.split() for line in status.read_text().splitlines() if line.startswith(f"{field}:")]
+    found: list[Any] = [
+        line.split() for line in status.read_text().splitlines() if line.startswith(f"{field}:")
+    ]
     return int(found[0][1]) if found else 0

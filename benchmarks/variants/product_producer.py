@@ -1,5 +1,7 @@
 """The product's producer: `produce_batch` from a few tasks, or `produce` for each message at its time."""
 
+import time
+
 import trio
 
 import sqlstreams
@@ -14,9 +16,9 @@ Stream = sqlstreams.Stream[Message]
 async def produce_batches(stream: Stream, load: Load, maker: Maker, pace: Pace, took: list[float]) -> None:
     """Append one batch after the other until the time is up."""
     while not pace.over:
-        if wait := pace.wait(maker.made):
+        if (wait := pace.wait(maker.made)) > 0:
             await trio.sleep(wait)
-        messages = maker.take(load.batch)
+        messages = maker.take(load.batch, now())
         if not messages:
             break
         began = now()
@@ -35,7 +37,7 @@ async def produce_singly(stream: Stream, maker: Maker, pace: Pace, took: list[fl
     async with trio.open_nursery() as nursery:
         while not pace.over:
             await trio.sleep(pace.wait(maker.made))
-            for message in maker.take(1):
+            for message in maker.take(1, pace.due(maker.made)):
                 nursery.start_soon(one, message)
 
 
@@ -51,13 +53,20 @@ async def main() -> None:
         await trio.sleep(max(0.0, start - now()))
         maker, pace = Maker(load), Pace(load, start)
         took: list[float] = []
+        cpu = time.process_time()
         if load.batch == 1:
             await produce_singly(stream, maker, pace, took)
         else:
             async with trio.open_nursery() as nursery:
                 for _ in range(load.connections):
                     nursery.start_soon(produce_batches, stream, load, maker, pace, took)
-        control.say(sent=maker.made, started=start, ended=now(), call_p50=percentile(took, 0.5))
+        control.say(
+            sent=maker.made,
+            started=start,
+            ended=now(),
+            call_p50=percentile(took, 0.5),
+            producer_cpu=time.process_time() - cpu,
+        )
 
 
 if __name__ == "__main__":

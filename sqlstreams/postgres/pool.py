@@ -296,13 +296,13 @@ class Pool:
         finally:
             state.over = True
             if not state.committing:
-                with (
-                    trio.CancelScope(shield=True),
-                    suppress(ClientClosed),
-                ):  # bounded: _give_back takes two graces
-                    await self._bridge.call(self._give_back, conn, "rollback")
+                await self._roll_back(conn)
 
-    # From here on everything but _cross is asyncio-flavoured.
+    async def _roll_back(self, conn: Connection) -> None:
+        with trio.CancelScope(shield=True), suppress(ClientClosed):  # bounded: _give_back takes two graces
+            await self._bridge.call(self._give_back, conn, "rollback")
+
+    # From here on everything but _cross, _open and _close is asyncio-flavoured.
 
     async def _cross(self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
         """Cross the bridge; errors become ours, without a trace of the driver's."""
@@ -408,7 +408,7 @@ class Pool:
                 await conn.execute(begin)
             except BaseException as exc:
                 await self._give_back(conn, "rollback")
-                if not (left and (never_sent(exc) or isinstance(exc, asyncpg.PostgresConnectionError))):
+                if not (left and _lost(exc)):
                     raise
             else:
                 return conn
@@ -862,6 +862,12 @@ def _each_host(dsn: str) -> list[str]:
         if "," in hosts and "prefer-standby" not in parts.query:  # that one has to see all of them
             return [urlunsplit(parts._replace(netloc=f"{user}{at}{host}")) for host in hosts.split(",")]
     return [dsn]
+
+
+def _lost(exc: BaseException) -> bool:
+    """Say whether the connection failed, as against a slow or an unwilling server."""
+    ours = translate(exc) if is_database_error(exc) and not isinstance(exc, TimeoutError) else None
+    return isinstance(ours, StoreUnavailable)
 
 
 def _is_closed(conn: Connection) -> bool:

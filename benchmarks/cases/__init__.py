@@ -1,0 +1,1 @@
+"""The cases. Each is a module with `async def run(settings) -> Report`, named in `cli.CASES`."""
