@@ -25,7 +25,8 @@ class Verdict:
         """Whether there is nothing to complain of, and something was measured at all."""
         return self.produced > 0 and not (self.lost or self.twice or self.strange)
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """Return it in words."""
         return (
             f"{self.produced:,} produced, {self.lost:,} lost, {self.twice:,} twice, {self.strange:,} strange"
         )

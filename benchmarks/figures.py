@@ -20,7 +20,8 @@ class Ratio:
     low: float
     high: float
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """Return it in words."""
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -75,17 +76,18 @@ async def highest_rate(lasts: Callable[[float], Awaitable[bool]], first: float, 
     thousandth of the guess lasts.
     """
     low, high, rate = 0.0, float("inf"), first
-    while high / max(low, 1e-9) > 1 + precision:
+    while True:
         if await lasts(rate):
             low = rate
         else:
             high = rate
+        if low and high / low <= 1 + precision:
+            return low
         if high == float("inf"):
             rate = low * REACH
-        elif low == 0.0:
+        elif not low:
             rate = high / REACH
             if rate < first / 1_000:
                 raise ValueError(f"no rate down to {rate:.0f} a second lasts")
         else:
             rate = (low + high) / 2
-    return low

@@ -33,15 +33,18 @@ class Variant:
         self._pending = b""
 
     async def tell(self, **what: object) -> None:
-        """Send it a line."""
+        """Send it a line. Raises: Failed."""
         assert self._process.stdin is not None
-        with suppress(trio.BrokenResourceError):  # it has ended, and `answer` says so
+        try:
             await self._process.stdin.send_all(msgspec.json.encode(what) + b"\n")
+        except trio.BrokenResourceError as exc:
+            raise Failed(f"{self.name} has ended early") from exc
 
     async def answer(self, seconds: float) -> dict[str, Any]:
         """Return the next line it writes. Raises: Failed, trio.TooSlowError."""
         assert self._process.stdout is not None
         with trio.fail_after(seconds):
+            await trio.lowlevel.checkpoint()
             while b"\n" not in self._pending:
                 got = await self._process.stdout.receive_some()
                 if not got:

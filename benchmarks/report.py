@@ -26,7 +26,8 @@ class Bar:
         """Whether it does."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """Return it in words."""
         sign = ">=" if self.at_least else "<="
         verdict = "met" if self.met else "MISSED"
         return f"{self.what}: {self.value:.2f}{self.unit} (bar {sign} {self.limit:g}{self.unit}): {verdict}"
@@ -70,7 +71,7 @@ def as_text(report: Report) -> str:
     """Return the report for people."""
     lines = [report.title, report.about, ""]
     lines += [f"  {name:<12}{value}" for name, value in report.surroundings.items()]
-    lines += ["", *table(report.head, report.rows), "", *map(str, report.bars)]
+    lines += ["", *table(report.head, report.rows), "", *(bar.text() for bar in report.bars)]
     if report.sound:
         lines.append(f"{report.measurements} measurements, in each nothing was lost or handled twice")
     else:

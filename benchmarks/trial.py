@@ -80,7 +80,8 @@ async def produce_and_consume(server: Server, variant: VariantName, load: Load) 
     """Produce and consume at once."""
     async with server.database() as dsn:
         load = msgspec.structs.replace(load, dsn=dsn)
-        await _declare(variant, dsn)
+        if variant == "product":  # the baseline's consumer makes its tables by itself
+            await _declare(dsn)
         async with (
             start(f"{variant}_consumer", load) as consumer,
             start(f"{variant}_producer", load) as producer,
@@ -92,27 +93,25 @@ async def produce_and_consume(server: Server, variant: VariantName, load: Load) 
     return _trial(variant, load, produced, consumed)
 
 
-async def drain(server: Server, variant: VariantName, load: Load) -> Trial:
-    """Produce all that the load's capacity allows, then start the consumer."""
+async def drain(server: Server, load: Load) -> Trial:
+    """Produce all that the load's capacity allows, then start the consumer, of the product."""
     async with server.database() as dsn:
         load = msgspec.structs.replace(load, dsn=dsn)
-        await _declare(variant, dsn)
-        async with start(f"{variant}_producer", load) as producer:
+        await _declare(dsn)
+        async with start("product_producer", load) as producer:
             await producer.tell(start=time.monotonic())
             produced = await producer.answer(load.seconds + SLACK_SECONDS)
-        async with start(f"{variant}_consumer", load) as consumer:
+        async with start("product_consumer", load) as consumer:
             await consumer.tell(expected=produced["sent"])
             consumed = await consumer.answer(load.seconds + SLACK_SECONDS)
-    return _trial(variant, load, produced, consumed)
+    return _trial("product", load, produced, consumed)
 
 
-async def _declare(variant: VariantName, dsn: str) -> None:
-    """Make what the variant needs; the baseline's consumer does so by itself."""
-    if variant == "product":
-        async with sqlstreams.connect(dsn) as client:
-            stream = client.stream("bench", Message)
-            await stream.register()
-            await stream.consumer("bench").register()
+async def _declare(dsn: str) -> None:
+    async with sqlstreams.connect(dsn) as client:
+        stream = client.stream("bench", Message)
+        await stream.register()
+        await stream.consumer("bench").register()
 
 
 def _trial(variant: VariantName, load: Load, produced: dict[str, Any], consumed: dict[str, Any]) -> Trial:

@@ -45,6 +45,7 @@ from sqlstreams.errors import SQLStreamsError as SQLStreamsError
 from sqlstreams.errors import StatementRefused as StatementRefused
 from sqlstreams.errors import StoreUnavailable as StoreUnavailable
 from sqlstreams.errors import TransactionAborted as TransactionAborted
+from sqlstreams.errors import TransactionInUse as TransactionInUse
 from sqlstreams.model.lag import Lag as Lag
 from sqlstreams.model.outcome import Delay as Delay
 from sqlstreams.model.outcome import Terminal as Terminal
@@ -104,6 +105,7 @@ __all__ = [
     "Terminal",
     "Transaction",
     "TransactionAborted",
+    "TransactionInUse",
     "__version__",
     "connect",
     "embedded",

@@ -25,8 +25,10 @@ from sqlstreams.model.values import Token
 from sqlstreams.postgres.bridge import open_bridge
 from sqlstreams.postgres.listener import Listener
 from sqlstreams.postgres.part import Database
-from sqlstreams.postgres.pool import Pinned, Pool, PoolSettings, open_pool
+from sqlstreams.postgres.pinned import Pinned
+from sqlstreams.postgres.pool import Pool, open_pool
 from sqlstreams.postgres.schema import install as install_schema
+from sqlstreams.postgres.settings import PoolSettings
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.postgres.store import PostgresStore
 from sqlstreams.runtime.consumer import Process

@@ -19,6 +19,7 @@ SQLStreamsError
 │   ├── PartitionMissing      the log's next partition could not be made in time; nothing was stored
 │   └── SettleTimeout         a writer stayed open, so the head could not be settled in time
 ├── TransactionAborted        a statement had failed inside the transaction, so its commit rolled back
+├── TransactionInUse          two tasks use one transaction at once; this statement was not sent
 ├── StatementRefused          Postgres refused a statement for a reason that is not ours; nothing was done
 ├── LogDamaged                a log's sequence or table was changed by hand; consuming it would lose messages
 ├── GroupDamaged              a group without claim rows; never read as "caught up"
@@ -57,6 +58,7 @@ __all__ = [
     "StatementRefused",
     "StoreUnavailable",
     "TransactionAborted",
+    "TransactionInUse",
     "all_errors",
 ]
 
@@ -211,6 +213,13 @@ class TransactionAborted(SQLStreamsError):
 
     code = "SQLS-TRANSACTION-ABORTED"
     what_to_do = "Let errors of statements leave the transaction block"
+
+
+class TransactionInUse(SQLStreamsError):
+    """Two tasks use one transaction at once; this statement was not sent."""
+
+    code = "SQLS-TRANSACTION-IN-USE"
+    what_to_do = "Give each task its own client.transaction()"
 
 
 class StatementRefused(SQLStreamsError):

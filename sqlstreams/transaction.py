@@ -14,8 +14,8 @@ from sqlstreams.errors import PartitionMissing
 from sqlstreams.model.values import MessageId, StreamId
 from sqlstreams.postgres.log import insert_in_savepoint
 from sqlstreams.postgres.part import gone_is_not_found
-from sqlstreams.postgres.pool import Tx
 from sqlstreams.postgres.statements import Statements
+from sqlstreams.postgres.tx import Tx
 from sqlstreams.runtime.partitions import HEAL_TRIES, Runway
 from sqlstreams.store import OutgoingRow
 
@@ -23,7 +23,7 @@ __all__ = ["Transaction"]
 
 
 class Transaction:
-    """What `client.transaction()` gives. It belongs to one task.
+    """What `client.transaction()` gives. It belongs to one task; two at once get TransactionInUse.
 
     Statements take `$1` parameters. One that Postgres refuses leaves the transaction able to roll back only, as in psql;
     a refused produce does not. Cancelled in the middle of a statement: the transaction can only be rolled back.

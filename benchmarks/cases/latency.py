@@ -37,7 +37,7 @@ async def run(settings: Settings) -> Report:
         for number in range(rounds):
             for name in TURNS[number % 2]:
                 trial = await produce_and_consume(server, name, load)
-                report.note(f"{name}, round {number + 1}", trial.verdict.sound, str(trial.verdict))
+                report.note(f"{name}, round {number + 1}", trial.verdict.sound, trial.verdict.text())
                 report.raw.append(trial.raw() | {"p50_ms": _ms(trial, 0.5), "p99_ms": _ms(trial, 0.99)})
                 found[name].append(trial)
                 print(
@@ -52,7 +52,7 @@ async def run(settings: Settings) -> Report:
     for what, figure in figures.items():
         each = {name: [figure(trial) for trial in found[name]] for name in VARIANTS}
         medians = [f"{median(each[name]):.2f}" for name in VARIANTS]
-        report.rows.append([what, *medians, str(ratio_of(each["product"], each["baseline"]))])
+        report.rows.append([what, *medians, ratio_of(each["product"], each["baseline"]).text()])
     p50 = median(_ms(trial, 0.5) for trial in found["product"])
     report.bars = [Bar("p50 of the product, median of the rounds", p50, P50_BAR, at_least=False, unit=" ms")]
     return report

@@ -41,9 +41,9 @@ async def run(settings: Settings) -> Report:
         )
         for _ in range(settings.rounds or 1):
             for load, size in ((small, f"{PAYLOAD_BYTES:,} bytes"), (large, "1 MiB, random")):
-                trial = await drain(server, "product", load)
+                trial = await drain(server, load)
                 what = f"{trial.sent:,} messages of {size}"
-                report.note(what, trial.verdict.sound and trial.sent == load.capacity, str(trial.verdict))
+                report.note(what, trial.verdict.sound and trial.sent == load.capacity, trial.verdict.text())
                 report.raw.append(trial.raw())
                 report.rows.append(_row(what, trial))
                 report.bars.append(

@@ -86,14 +86,14 @@ async def _sustained(
 async def _measure(server: Server, report: Report, name: VariantName, seconds: float, rate: float) -> Trial:
     load = Load(dsn="", seconds=seconds, rate=rate, capacity=int(MOST_PER_S * seconds))
     trial = await produce_and_consume(server, name, load)
-    report.note(f"{name} at {rate:,.0f}/s", trial.verdict.sound, str(trial.verdict))
+    report.note(f"{name} at {rate:,.0f}/s", trial.verdict.sound, trial.verdict.text())
     report.raw.append(trial.raw())
     return trial
 
 
 def _row(what: str, found: dict[VariantName, list[float]], digits: int = 0) -> list[str]:
     medians = [f"{median(found[name]):,.{digits}f}" for name in VARIANTS]
-    return [what, *medians, str(ratio_of(found["product"], found["baseline"]))]
+    return [what, *medians, ratio_of(found["product"], found["baseline"]).text()]
 
 
 def _tell(text: str) -> None:

@@ -27,6 +27,9 @@ def handler_of(tally: Tally, *, timed: bool) -> Callable[[Message], Awaitable[No
 
 async def watch(tally: Tally, scope: trio.CancelScope) -> None:
     """Note how far it is, and end the scope when all has been handled."""
-    while not tally.sample():
+    tally.sample()
+    while True:
         await trio.sleep(TICK_SECONDS)
+        if tally.sample():
+            break
     scope.cancel(reason="all was handled")

@@ -129,13 +129,14 @@ class Control:
 
     def _listen(self) -> None:
         # its own file object, since one that a thread reads while the interpreter ends makes it abort
-        for line in open(0, "rb", buffering=0, closefd=False):
-            match msgspec.json.decode(line):
-                case {"start": float() as start}:
-                    self._start = start
-                    self._told.set()
-                case {"expected": int() as expected}:
-                    self.expected = expected
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                match msgspec.json.decode(line):
+                    case {"start": float() as start}:
+                        self._start = start
+                        self._told.set()
+                    case {"expected": int() as expected}:
+                        self.expected = expected
 
 
 class Tally:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlstreams.model.values import Claim, GroupId, NodeId, Progress, ServerRun, StreamId, Token
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, gone_is_not_found, message_row
-from sqlstreams.postgres.pool import Connection
 from sqlstreams.store import GroupRow, Held, MessageRow, RangeRecord, Taken
 
 __all__ = ["Claims", "all_read", "progress_of"]

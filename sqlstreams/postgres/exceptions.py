@@ -14,6 +14,7 @@ from sqlstreams.model.outcome import HistoryStatus, NextOutcome
 from sqlstreams.model.progress import marks_of
 from sqlstreams.model.values import GroupId, MessageId, NodeId, Progress, StreamId, Token
 from sqlstreams.postgres.claims import progress_of
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import (
     GONE,
     Part,
@@ -23,7 +24,6 @@ from sqlstreams.postgres.part import (
     message_row,
     read_log_refs,
 )
-from sqlstreams.postgres.pool import Connection
 from sqlstreams.store import ClaimedException, DeadRow, Due, GroupDue, GroupRow, SnapshotRow, Watched
 
 __all__ = ["Exceptions"]

@@ -24,7 +24,8 @@ import trio
 
 from sqlstreams.errors import ClientClosed, ConfigurationError, SQLStreamsError, StoreUnavailable
 from sqlstreams.postgres.bridge import Bridge
-from sqlstreams.postgres.pool import PoolSettings, connect, hang_up
+from sqlstreams.postgres.connect import connect, hang_up
+from sqlstreams.postgres.settings import PoolSettings
 from sqlstreams.postgres.translate import is_database_error, translate
 
 __all__ = ["Listener"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from sqlstreams.errors import StatementRefused
 from sqlstreams.model.values import MessageId, ServerRun, StreamId
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import (
     Part,
     execute,
@@ -19,7 +20,6 @@ from sqlstreams.postgres.part import (
     message_row,
     read_log_refs,
 )
-from sqlstreams.postgres.pool import Connection
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.store import Holder, LogRef, MessageRow, OutgoingRow, Seen
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from sqlstreams.errors import Contended, NotFound, StatementRefused
 from sqlstreams.model.values import StreamId, Token
-from sqlstreams.postgres.pool import Connection, Pinned, Pool
+from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.pinned import Pinned
+from sqlstreams.postgres.pool import Pool
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.store import LogRef, MessageRow
 

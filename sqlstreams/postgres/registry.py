@@ -20,8 +20,8 @@ from sqlstreams.errors import (
     StatementRefused,
 )
 from sqlstreams.model.values import GroupId, ServerRun, StreamId
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, gone_is_not_found, patiently
-from sqlstreams.postgres.pool import Connection
 from sqlstreams.postgres.schema import STREAM_VERSION
 from sqlstreams.store import GroupRow, StreamRow
 

@@ -7,8 +7,9 @@ older process goes on beside an additive step and is refused by a breaking one.
 from __future__ import annotations
 
 from sqlstreams.errors import NotInstalled, SchemaTooNew
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import execute, fetchrow, fetchval, patiently
-from sqlstreams.postgres.pool import Connection, Pool
+from sqlstreams.postgres.pool import Pool
 from sqlstreams.postgres.statements import Statements
 
 __all__ = ["STREAM_VERSION", "SYSTEM_VERSION", "install"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from random import Random
 
 import trio
@@ -183,7 +184,7 @@ async def append(
 
 def _fail(entry: _Entry, failure: SQLStreamsError) -> None:
     """Give a caller an error of its own: one object raised in many tasks would collect their tracebacks."""
-    own = type(failure)(failure.message, subject=failure.subject)
+    own = copy(failure)  # with all its attributes: the SQLSTATE of a refusal too
     own.__cause__ = failure.__cause__
     entry.failure = own
     entry.done.set()

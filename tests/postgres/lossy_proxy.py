@@ -103,13 +103,11 @@ class LossyProxy:
                 frames = Frames()
                 while data := await _receive(client):
                     self._tell()
-                    for statement in frames.statements(data):
-                        for loss in self.losses:
-                            if loss.take(statement):
-                                if loss.when == "before":
-                                    nursery.cancel_scope.cancel()
-                                    await trio.lowlevel.checkpoint()
-                                answer_lost.set()
+                    hit = {self._hit(statement) for statement in frames.statements(data)}
+                    if "before" in hit:
+                        break
+                    if "after" in hit:
+                        answer_lost.set()
                     if not self.silent:
                         await server.send_all(data)
                 nursery.cancel_scope.cancel()
@@ -126,6 +124,9 @@ class LossyProxy:
             nursery.start_soon(_until_broken, up, nursery.cancel_scope)
             nursery.start_soon(_until_broken, down, nursery.cancel_scope)
 
+    def _hit(self, statement: str) -> When | None:
+        return next((loss.when for loss in self.losses if loss.take(statement)), None)
+
     def _tell(self) -> None:
         if self.passed is not None:
             self.passed()
@@ -138,7 +139,7 @@ async def open_lossy_proxy(dsn: str) -> AsyncIterator[LossyProxy]:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         proxy.port = listener.socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, proxy.handle, [listener])
+        await nursery.start(trio.serve_listeners, proxy.handle, [listener])
         yield proxy
         nursery.cancel_scope.cancel()
 

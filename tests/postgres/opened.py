@@ -22,7 +22,8 @@ from sqlstreams.model.fence import Observations
 from sqlstreams.model.values import MessageId, NodeId, ServerRun, Token
 from sqlstreams.postgres.bridge import Bridge
 from sqlstreams.postgres.part import Database
-from sqlstreams.postgres.pool import Pinned, Pool
+from sqlstreams.postgres.pinned import Pinned
+from sqlstreams.postgres.pool import Pool
 from sqlstreams.postgres.schema import install
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.postgres.store import PostgresStore
@@ -312,6 +313,16 @@ class Installation:
                 )
                 < count
             ):
+                await trio.sleep(0.002)  # because pg_locks has no event
+
+    async def wait_until_relation_waits(self, *, expected: bool = True, timeout: float = 10) -> None:  # noqa: ASYNC109
+        """Wait until some backend of this database waits for a lock on a table, or none does."""
+        text = (
+            "select exists (select from pg_locks where locktype = 'relation' and not granted"
+            " and database = (select oid from pg_database where datname = current_database()))"
+        )
+        with trio.fail_after(timeout):
+            while await self.admin.fetchval(text) != expected:
                 await trio.sleep(0.002)  # because pg_locks has no event
 
 

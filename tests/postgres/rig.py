@@ -9,7 +9,9 @@ from typing import Any, Self
 import trio
 
 from sqlstreams.postgres.bridge import Bridge, open_bridge
-from sqlstreams.postgres.pool import Connection, Pool, PoolSettings, open_pool
+from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.pool import Pool, open_pool
+from sqlstreams.postgres.settings import PoolSettings
 from tests.servers import sql_async, thaw, wait_until_async
 
 GRACE = 0.3

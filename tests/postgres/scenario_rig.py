@@ -50,8 +50,8 @@ async def opened(
     **settings: Any,
 ) -> AsyncIterator[tuple[sqlstreams.Client, sqlstreams.Stream[Any], sqlstreams.ConsumerGroup[Any]]]:
     """Connect, and declare the stream `s` and its group `g`, with the ids 1 and 1 in an empty database."""
-    settings = {"lease": PATIENT, "allow_destroy": True} | settings
-    async with sqlstreams.connect(dsn, **settings) as client:
+    wanted: dict[str, Any] = {"lease": PATIENT, "allow_destroy": True} | settings
+    async with sqlstreams.connect(dsn, **wanted) as client:
         handle = client.stream("s", type_)
         await handle.register(stream)
         consumer = handle.consumer("g")
@@ -68,6 +68,11 @@ async def consuming(
         await nursery.start(group.consume, handler, sqlstreams.ConsumeOptions(**options))
         yield nursery.cancel_scope
         nursery.cancel_scope.cancel(reason="the test's block has ended")
+
+
+async def forever() -> None:
+    """What a handler does that never ends by itself."""
+    await trio.sleep_forever()
 
 
 class Seen:
@@ -107,7 +112,7 @@ class Seen:
         """The ids, in the order of their runs."""
         return [run[0] for run in self.runs]
 
-    async def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:  # noqa: ASYNC109
+    async def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
         """Wait until a condition on the runs holds."""
         with trio.fail_after(seconds):
             while not condition():
@@ -149,7 +154,8 @@ async def move_clock(dsn: str, by: float, *clients: sqlstreams.Client) -> None:
 async def exceptions(dsn: str) -> dict[int, tuple[str, int, int]]:
     """Return status, attempts and delays of each exception of group 1."""
     rows = await sql_async(
-        dsn, "select message_id, status, attempts, delays from sqlstreams.exception_queue_1 where group_id = 1"
+        dsn,
+        "select message_id, status, attempts, delays from sqlstreams.exception_queue_1 where group_id = 1",
     )
     return {row[0]: (row[1], row[2], row[3]) for row in rows}
 

@@ -12,7 +12,8 @@ import trio
 
 from sqlstreams.errors import OutcomeUnknown, StoreUnavailable, TransactionAborted
 from sqlstreams.postgres.bridge import Bridge
-from sqlstreams.postgres.pool import Connection, Pool
+from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.pool import Pool
 from tests.postgres.proxy import open_proxy
 from tests.postgres.rig import GRACE, SLACK, Freezer, assert_whole, insert, make_table, numbers, opened
 from tests.servers import sql, sql_async, wait_until_async
@@ -51,11 +52,11 @@ async def insert_seen(conn: Connection, n: int) -> int:
 
 
 async def insert_plainly(pool: Pool, n: int) -> None:
-    conn = await pool._acquire()
+    conn = await pool._places.acquire()
     try:
         await insert(conn, n)
     finally:
-        await pool._give_back(conn)
+        await pool._places.give_back(conn)
 
 
 async def random_deadlines(dsn: str, write: Write, times: int) -> tuple[set[int], set[int], set[int]]:
@@ -365,12 +366,12 @@ async def hold_lock_in_transaction(conn: Connection) -> None:
 
 
 async def cut_at_once(pool: Pool, fn: Callable[[Connection], Awaitable[None]]) -> None:
-    conn = await pool._acquire()
+    conn = await pool._places.acquire()
     try:
         await fn(conn)
     finally:
         conn.terminate()
-        pool._in_use -= 1
+        pool._places._in_use -= 1
 
 
 async def test_an_autocommit_statement_that_waits_for_a_lock_is_stopped_by_its_cancel(dsn):

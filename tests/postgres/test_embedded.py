@@ -22,7 +22,13 @@ import asyncpg
 import pytest
 import trio
 
-from sqlstreams import _postgres_binaries, _postgres_server
+from sqlstreams import (
+    _postgres_binaries,
+    _postgres_cluster,
+    _postgres_locks,
+    _postgres_processes,
+    _postgres_server,
+)
 from sqlstreams.embedded import PostgresServer, embedded
 from sqlstreams.errors import ConfigurationError, EmbeddedFailed
 from tests.servers import (
@@ -44,15 +50,15 @@ DEADLINE = 60.0
 # Prints the URL and stays in the block until its input ends; with argv[2], killed at the first wait it names.
 PROGRAM = """
 import os, signal, sys, trio
-from sqlstreams import _postgres_server
+from sqlstreams import _postgres_locks
 from sqlstreams.embedded import embedded
 
-wait = _postgres_server.Waiting.tick
+wait = _postgres_locks.Waiting.tick
 def tick(self, what):
     if sys.argv[2] and what.startswith(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     wait(self, what)
-_postgres_server.Waiting.tick = tick
+_postgres_locks.Waiting.tick = tick
 
 async def main():
     async with embedded(sys.argv[1] or None) as dsn:
@@ -236,15 +242,15 @@ async def test_cancelled_while_it_starts_leaves_nothing(
     moment: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = []
-    wait = _postgres_server.Waiting.tick
+    wait = _postgres_locks.Waiting.tick
 
-    def tick(self: _postgres_server.Waiting, what: str) -> None:
+    def tick(self: _postgres_locks.Waiting, what: str) -> None:
         if what == moment:
             reached.append(what)
             trio.from_thread.run_sync(scope.cancel)
         wait(self, what)
 
-    monkeypatch.setattr(_postgres_server.Waiting, "tick", tick)
+    monkeypatch.setattr(_postgres_locks.Waiting, "tick", tick)
     with trio.CancelScope() as scope:
         async with embedded():
             pytest.fail("it was cancelled before")
@@ -702,20 +708,20 @@ def test_a_start_waits_for_the_backends_of_a_crashed_server(
     server = durable_server()
     (checkpointer,) = sql(server.dsn, "select pid from pg_stat_activity where backend_type = 'checkpointer'")
     waited: list[str] = []
-    wait = _postgres_server.Waiting.tick
+    wait = _postgres_locks.Waiting.tick
 
     with frozen(checkpointer["pid"]):
 
-        def tick(self: _postgres_server.Waiting, what: str) -> None:
+        def tick(self: _postgres_locks.Waiting, what: str) -> None:
             if what == "the processes of an earlier server to end" and not waited:
                 waited.append(what)
                 os.kill(checkpointer["pid"], signal.SIGCONT)
             wait(self, what)
 
-        monkeypatch.setattr(_postgres_server.Waiting, "tick", tick)
+        monkeypatch.setattr(_postgres_locks.Waiting, "tick", tick)
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not _postgres_server._is_at(pid, server.cluster))
+        wait_for(lambda: not _postgres_processes.is_at(pid, server.cluster))
         server.start()
     assert waited
     assert sql_value(server.dsn, "select 1") == 1
@@ -741,7 +747,7 @@ def test_a_pid_file_that_names_a_stranger_does_not_prevent_a_start(
 
 
 def test_an_overgrown_log_is_put_aside(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_postgres_server, "LOG_BYTES", 100)
+    monkeypatch.setattr(_postgres_cluster, "LOG_BYTES", 100)
     with PostgresServer(data_dir) as server:
         first = server.log_path.read_text()
     with PostgresServer(data_dir) as server:
@@ -753,7 +759,7 @@ def test_nobody_waits_for_ever_for_the_lock(data_dir: Path) -> None:
     with PostgresServer(data_dir) as server:
         second = PostgresServer(data_dir, start_timeout=timedelta(seconds=0.1))
         with (
-            server._deciding(_postgres_server._patient()),
+            server._deciding(_postgres_locks.patient()),
             pytest.raises(EmbeddedFailed, match=r"waited 0\.1 s for another program"),
         ):
             second.start()

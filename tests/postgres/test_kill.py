@@ -92,12 +92,23 @@ async def test_b5_a_consumer_that_is_killed_at_a_random_phase_costs_nothing_but_
         def start(name: str) -> Program:
             return processes.enter_context(
                 program(
-                    "consume", dsn=dsn, stream="s", group="g", name=name, ttl=ttl, take=TAKE, log=str(tmp_path / name)
+                    "consume",
+                    dsn=dsn,
+                    stream="s",
+                    group="g",
+                    name=name,
+                    ttl=ttl,
+                    take=TAKE,
+                    log=str(tmp_path / name),
                 )
             )
 
         # retries are far away, so that every second run of a message is a redelivery
-        async with opened(dsn, sqlstreams.GroupConfig(initial_backoff=sqlstreams.LeaseConfig().ttl)) as (_c, _s, group):
+        async with opened(dsn, sqlstreams.GroupConfig(initial_backoff=sqlstreams.LeaseConfig().ttl)) as (
+            _c,
+            _s,
+            group,
+        ):
             survivor = start("survivor")
             producer = processes.enter_context(
                 program("produce", dsn=dsn, stream="s", rate=RATE, log=str(tmp_path / "produced"))

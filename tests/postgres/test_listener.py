@@ -11,8 +11,9 @@ import trio
 from sqlstreams.errors import AuthenticationFailed, ConfigurationError
 from sqlstreams.postgres import listener as module
 from sqlstreams.postgres.bridge import open_bridge
+from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.listener import Listener
-from sqlstreams.postgres.pool import Connection, Pinned
+from sqlstreams.postgres.pinned import Pinned
 from tests.postgres.proxy import open_proxy
 from tests.postgres.rig import GRACE, SLACK, settings_for
 from tests.servers import backends, frozen, sql_async, terminate_backends, wait_until_async

@@ -17,9 +17,15 @@ from sqlstreams.errors import (
     StatementRefused,
     StoreUnavailable,
     TransactionAborted,
+    TransactionInUse,
 )
 from sqlstreams.postgres.bridge import Bridge, open_bridge
-from sqlstreams.postgres.pool import Connection, Pinned, Pool, PoolSettings, Tx, open_pool, settle
+from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.pinned import Pinned
+from sqlstreams.postgres.pool import Pool, open_pool
+from sqlstreams.postgres.settings import PoolSettings
+from sqlstreams.postgres.settle import settle
+from sqlstreams.postgres.tx import Tx
 from tests.postgres.proxy import open_proxy
 from tests.postgres.rig import (
     GRACE,
@@ -367,11 +373,11 @@ async def test_two_tasks_in_one_transaction_are_told_and_nothing_is_sent(dsn):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tx.execute, "select pg_sleep(0.2)")
                 await trio.testing.wait_all_tasks_blocked()
-                with pytest.raises(ConfigurationError, match="two tasks"):
+                with pytest.raises(TransactionInUse, match="two tasks"):
                     await tx.run(insert, 1)
             await tx.run(insert, 2)
         async with trio.open_nursery() as nursery:
-            with pytest.raises(ConfigurationError, match="two tasks"):
+            with pytest.raises(TransactionInUse, match="two tasks"):
                 await leave_a_statement_behind(pool, nursery)
         await assert_whole(pool, dsn)
     assert await numbers(dsn) == [2]

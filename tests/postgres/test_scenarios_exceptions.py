@@ -1,7 +1,7 @@
 """Scenarios D: which exceptions run, when, and what becomes of a message that kills its process.
 
 Not here, because this release has no keys, no redrive, no retention and no versions beside parking: D4 (beyond the cut of a
-range), D5–D7, D9. D8 and D10 are here as far as they go.
+range), D5 to D7, D9. D8 and D10 are here as far as they go.
 """
 
 import signal
@@ -64,7 +64,9 @@ async def test_d1_exactly_the_due_the_orphaned_and_the_deferred_run(any_dsn):
         seen = Seen()
         async with consuming(group, seen):
             await wait_until_async(
-                any_dsn, "select array_agg(message_id order by message_id) from sqlstreams.exception_queue_1", [2, 4, 6, 7]
+                any_dsn,
+                "select array_agg(message_id order by message_id) from sqlstreams.exception_queue_1",
+                [2, 4, 6, 7],
             )
             client._core.process.pulse.look()  # once more: nothing else may run
             await stream.produce({})
@@ -148,7 +150,15 @@ async def test_d3_a_message_that_kills_its_process_at_every_run_costs_seven_deat
             await last.ready()
             await until_resolved(dsn, 4)
         deadly = [line for line in log_lines([log]) if line[:2] == ["began", "2"]]
-        assert [line[2] for line in deadly] == ["0", "0", "0", "0", "1", "2", "3"]  # 3 of the range, 4 single ones
+        assert [line[2] for line in deadly] == [
+            "0",
+            "0",
+            "0",
+            "0",
+            "1",
+            "2",
+            "3",
+        ]  # 3 of the range, 4 single ones
         assert [line for line in log_lines([log]) if line[:2] == ["ended", "2"]] == []
         assert {line[1] for line in log_lines([log]) if line[0] == "ended"} == {"1", "3", "4"}
         letters = await group.dead_letters()
@@ -169,9 +179,8 @@ async def test_d3_the_same_in_one_process_with_nodes_that_end(dsn):
             taken = await take_range(client, row, node, claimed, 1)
             if taken is not None and taken.quarantined is None:
                 runs.append(0)
-            for each in await store.claim_exceptions(row, node, claimed, reads=(1,), limit=10):
-                if not each.dead:
-                    runs.append(each.attempts)
+            handed_out = await store.claim_exceptions(row, node, claimed, reads=(1,), limit=10)
+            runs += [each.attempts for each in handed_out if not each.dead]
             await store.end_own_node(node, token)
         assert runs == [0, 0, 0, 0, 1, 2, 3]
         assert await exceptions(dsn) == {1: ("dead", 4, 0)}
@@ -248,5 +257,3 @@ async def test_c6_a_frozen_owner_records_nothing_after_its_exception_was_taken_o
         assert [line[2] for line in await history(dsn)] == ["expired"]
         with pytest.raises(LeaseLost):
             await store_of(client).claim_exceptions(row, row.id, token, reads=(1,), limit=1)
-
-

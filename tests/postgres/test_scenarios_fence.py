@@ -1,4 +1,4 @@
-"""Scenarios A1 to A12: no id is passed that may still appear, whoever writes, and strangers stop nobody."""
+"""Scenarios A1 to A11: no id is passed that may still appear, whoever writes, and strangers stop nobody."""
 
 import os
 import signal

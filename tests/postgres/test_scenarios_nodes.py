@@ -1,7 +1,9 @@
-"""Scenarios J: the lease of a process. Not here: what needs the managers (J1, J5, J7–J13) and the simulation's (J14, J16)."""
+"""Scenarios J: the lease of a process. Not here: what needs the managers (J1, J5, J7 to J13) and the simulation's (J14, J16)."""
 
 import random
 from contextlib import ExitStack
+from itertools import pairwise
+from typing import Self
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from tests.postgres.scenario_rig import (
     SHORT,
     Seen,
     consuming,
+    forever,
     move_clock,
     opened,
     other_node,
@@ -71,9 +74,11 @@ async def test_j2_a_heartbeat_that_comes_after_the_node_was_ended_is_refused_for
         async def beat() -> None:
             late.append(await store.heartbeat(node, token, seconds(15)))
 
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # noqa: SIM117 - the nursery waits, the transaction must not
             async with client.transaction() as tx:  # the end is executed and not yet visible
-                await tx.execute("update sqlstreams.node set ended_at = sqlstreams.clock() where id = $1", node)
+                await tx.execute(
+                    "update sqlstreams.node set ended_at = sqlstreams.clock() where id = $1", node
+                )
                 nursery.start_soon(beat)
                 await wait_until_async(
                     any_dsn,
@@ -112,7 +117,9 @@ async def test_j2_racing_heartbeats_and_enders_never_leave_both_winners(dsn):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(beat)
                 nursery.start_soon(end)
-            rows = await sql_async(dsn, "select ended_at is not null, beats from sqlstreams.node where id = $1", node)
+            rows = await sql_async(
+                dsn, "select ended_at is not null, beats from sqlstreams.node where id = $1", node
+            )
             ended, beats = rows[0]
             assert beats == bool(told["beat"])
             wins["beat"] += not ended
@@ -133,7 +140,7 @@ class Frozen:
         self._server = server
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Frozen":
+    def __enter__(self) -> Self:
         pids = backends(self._server.dsn)
         self._stack.enter_context(frozen(self._server.pid))
         for pid in pids:
@@ -145,12 +152,14 @@ class Frozen:
 
 
 @pytest.mark.slow
-async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_takes_it_back_at_once(durable_server):
+async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_takes_it_back_at_once(
+    durable_server,
+):
     server = durable_server()
     async with opened(server.dsn, lease=SHORT) as (client, stream, group):
         await stream.produce_batch([{}] * 2)
         hold = [True]
-        seen = Seen(lambda _meta: trio.sleep_forever() if hold[0] else None)
+        seen = Seen(lambda _meta: forever() if hold[0] else None)
         nodes = client._core.process.nodes
         async with consuming(group, seen):
             await seen.until_runs(1)
@@ -177,7 +186,9 @@ async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_
         assert node.lease.lost
         again = await nodes.current()
         assert again.id != node.id
-        rows = await sql_async(server.dsn, "select ended_at is not null from sqlstreams.node where id = $1", node.id)
+        rows = await sql_async(
+            server.dsn, "select ended_at is not null from sqlstreams.node where id = $1", node.id
+        )
         assert rows[0][0]
         assert set(seen.ids) == {1, 2}
         assert (await sql_async(server.dsn, "select max(reclaims) from sqlstreams.claim_1"))[0][0] <= 1
@@ -206,13 +217,20 @@ async def test_j4_a_consumer_whose_node_was_ended_goes_on_as_the_next_node(any_d
         async with consuming(group, seen):
             for n in range(1, 4):
                 node = await client._core.process.nodes.current()
-                await sql_async(any_dsn, "update sqlstreams.node set ended_at = sqlstreams.clock() where id = $1", node.id)
+                await sql_async(
+                    any_dsn, "update sqlstreams.node set ended_at = sqlstreams.clock() where id = $1", node.id
+                )
                 await stream.produce({})
                 await seen.until_runs(n)
                 await until_done(any_dsn, n)
                 assert (await client._core.process.nodes.current()).id != node.id
         assert seen.ids == [1, 2, 3]
-        assert [each.ended_at is None for each in await client.nodes(ended=True)] == [True, False, False, False]
+        assert [each.ended_at is None for each in await client.nodes(ended=True)] == [
+            True,
+            False,
+            False,
+            False,
+        ]
 
 
 # J6.
@@ -229,7 +247,8 @@ async def test_j6_a_heartbeat_updates_one_row_whatever_the_node_holds(any_dsn, t
             " $$ begin insert into public.written values (tg_table_name || ' ' || tg_op); return null; end $$",
         )
         rows = await sql_async(
-            any_dsn, "select relname from pg_class where relnamespace = 'sqlstreams'::regnamespace and relkind = 'r'"
+            any_dsn,
+            "select relname from pg_class where relnamespace = 'sqlstreams'::regnamespace and relkind = 'r'"
             " and relispartition = false",
         )
         for (table,) in rows:
@@ -272,7 +291,7 @@ async def test_j6_a_hundred_processes_that_start_together_spread_their_heartbeat
     later = sorted(times[15] % 5.0 for times in sent)
     busiest = max(sum(start <= each < start + 0.5 for each in later) for start in later)
     assert busiest < 50  # of 100, in a tenth of the period
-    gaps = [after - before for times in sent for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for times in sent for before, after in pairwise(times)]
     assert 4.5 - 0.01 <= min(gaps) <= max(gaps) <= 5.5 + 0.01
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, get_type_hints
 
 import pytest
@@ -84,7 +85,11 @@ async def assert_all_handled(dsn: str, seen: Seen, load: Load) -> None:
 @pytest.mark.slow
 async def test_n1_every_kind_of_connection_may_end_under_load(any_dsn, caplog):
     caplog.set_level(logging.WARNING, "sqlstreams")
-    async with opened(any_dsn, stream=sqlstreams.StreamConfig(partition_size=200)) as (_client, stream, group):
+    async with opened(any_dsn, stream=sqlstreams.StreamConfig(partition_size=200)) as (
+        _client,
+        stream,
+        group,
+    ):
         load, seen = Load(stream), Seen()
         async with consuming(group, seen, concurrency=4), trio.open_nursery() as nursery:
             for _ in range(3):
@@ -93,7 +98,9 @@ async def test_n1_every_kind_of_connection_may_end_under_load(any_dsn, caplog):
             for name in ("node", "watch", "ddl", "listener", None):
                 for _ in range(3):
                     application = "sqlstreams" if name is None else f"sqlstreams {name}"
-                    await trio.to_thread.run_sync(lambda: terminate_backends(any_dsn, application_name=application))
+                    await trio.to_thread.run_sync(
+                        partial(terminate_backends, any_dsn, application_name=application)
+                    )
                     await load.until_more(100)
             load.stopped = True
         async with consuming(group, seen, concurrency=4):
@@ -144,7 +151,9 @@ class Everything:
     Preparing a call may use the store; the call itself is what is cancelled.
     """
 
-    def __init__(self, client: sqlstreams.Client, stream: Any, group: Any, node: tuple[NodeId, Token]) -> None:
+    def __init__(
+        self, client: sqlstreams.Client, stream: Any, group: Any, node: tuple[NodeId, Token]
+    ) -> None:
         self.client = client
         self.store: Store = store_of(client)
         self.stream = stream
@@ -191,7 +200,9 @@ class Everything:
 
     async def make_register_group(self) -> Call:
         name = self.name("group")
-        return lambda: self.store.register_group(self.stream, name, sqlstreams.GroupConfig(), start=None, run=None)
+        return lambda: self.store.register_group(
+            self.stream, name, sqlstreams.GroupConfig(), start=None, run=None
+        )
 
     async def make_group_by_name(self) -> Call:
         return lambda: self.store.group_by_name(self.stream.id, "g")
@@ -243,7 +254,9 @@ class Everything:
     async def make_claim(self) -> Call:
         settled = await self.more()
         token = self.mint()
-        return lambda: take_range(self.client, self.group, self.node, token, settled, limit=1, freed_first=False)
+        return lambda: take_range(
+            self.client, self.group, self.node, token, settled, limit=1, freed_first=False
+        )
 
     async def claimed(self) -> RangeRecord:
         settled, token = await self.more(), self.mint()
@@ -253,7 +266,15 @@ class Everything:
         exception = ExceptionRow(MessageId(taken.claim.high), "ready", 1, 0, timedelta(days=1), "x", None, 1)
         line = HistoryRow(MessageId(taken.claim.high), 0, "failed", "x")
         return RangeRecord(
-            self.group.id, taken.claim.low, token, 0, "finish", taken.claim.high, self.node, (exception,), (line,)
+            self.group.id,
+            taken.claim.low,
+            token,
+            0,
+            "finish",
+            taken.claim.high,
+            self.node,
+            (exception,),
+            (line,),
         )
 
     async def make_record(self) -> Call:
@@ -266,7 +287,9 @@ class Everything:
     async def make_advance(self) -> Call:
         progress = await self.store.read_progress(self.stream.id, self.group.id)
         assert progress is not None
-        return lambda: self.store.advance(self.group.id, progress.epoch, progress.ranges_done, progress.committed)
+        return lambda: self.store.advance(
+            self.group.id, progress.epoch, progress.ranges_done, progress.committed
+        )
 
     async def make_delete_done_claims(self) -> Call:
         return lambda: self.store.delete_done_claims(self.stream.id, self.group.id, 0, 0, limit=10)
@@ -313,7 +336,9 @@ class Everything:
         return lambda: self.store.snapshot(self.stream.id, self.group.id)
 
     async def make_dead_letters(self) -> Call:
-        return lambda: self.store.dead_letters(self.stream.id, self.group.id, after=0, limit=9, error_contains=None)
+        return lambda: self.store.dead_letters(
+            self.stream.id, self.group.id, after=0, limit=9, error_contains=None
+        )
 
     # Nodes.
 
@@ -395,7 +420,11 @@ async def test_n3_cancelled_at_each_step_a_call_leaves_nothing_behind(dsn, metho
     """Each piece of data that goes by, in either direction, is a step: between two of them lie all awaits of the call."""
     async with (
         open_lossy_proxy(dsn) as proxy,
-        opened(proxy.dsn, listen=False, stream=sqlstreams.StreamConfig(partition_size=1_000)) as (client, stream, group),
+        opened(proxy.dsn, listen=False, stream=sqlstreams.StreamConfig(partition_size=1_000)) as (
+            client,
+            stream,
+            group,
+        ),
     ):
         every = Everything(client, await stream.get(), await group.get(), await other_node(client))
         await (await every.prepared(method))()  # everything that is connected or prepared once
@@ -476,10 +505,13 @@ async def test_n3_random_deadlines_leave_nothing_behind(any_dsn):
 async def test_n3_a_consumer_that_is_cancelled_at_random_holds_nothing_and_loses_nothing(any_dsn):
     chance = random.Random(SEED)
 
+    async def a_step() -> None:
+        await trio.lowlevel.checkpoint()
+
     def act(meta):
         if meta.id % 7 == 0 and meta.attempts == 0:
             raise ValueError("broken")
-        return trio.sleep(0) if meta.id % 2 else None
+        return a_step() if meta.id % 2 else None
 
     config = sqlstreams.GroupConfig(initial_backoff=seconds(0))
     async with opened(any_dsn, config) as (client, stream, group):
@@ -488,7 +520,9 @@ async def test_n3_a_consumer_that_is_cancelled_at_random_holds_nothing_and_loses
         for _ in range(60):
             total += len(await stream.produce_batch([{}] * 20))
             with trio.move_on_after(chance.uniform(0, 0.06)):
-                await group.consume(seen, sqlstreams.ConsumeOptions(batch=10, concurrency=chance.choice([1, 4])))
+                await group.consume(
+                    seen, sqlstreams.ConsumeOptions(batch=10, concurrency=chance.choice([1, 4]))
+                )
             held = await sql_async(
                 any_dsn,
                 "select (select count(*) from sqlstreams.claim_1 where not done and node_id is not null)"
@@ -568,5 +602,3 @@ async def test_n6_a_ring_is_not_needed_at_all(dsn):
             await other.stream("s").produce({})
             await seen.until_runs(1)
             assert seen.at[-1] - sent < 0.5 + BUSY
-
-

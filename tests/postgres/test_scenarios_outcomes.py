@@ -3,6 +3,7 @@
 Not here: C8 and the parts of C1 and C5 that need message keys (deferral), and C13, which needs transactional consume.
 """
 
+import logging
 from datetime import timedelta
 
 import msgspec
@@ -22,6 +23,7 @@ from tests.postgres.scenario_rig import (
     Seen,
     consuming,
     exceptions,
+    forever,
     history,
     move_clock,
     opened,
@@ -94,7 +96,12 @@ async def test_c2_three_retries_are_four_runs_and_then_a_dead_letter(any_dsn):
                 await move_clock(any_dsn, longest, client)
             await until_status(any_dsn, 1, "dead", 4, 0)
         assert seen.runs == [(1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0)]
-        assert await history(any_dsn) == [(1, 0, "failed"), (1, 1, "failed"), (1, 2, "failed"), (1, 3, "dead")]
+        assert await history(any_dsn) == [
+            (1, 0, "failed"),
+            (1, 1, "failed"),
+            (1, 2, "failed"),
+            (1, 3, "dead"),
+        ]
 
 
 async def test_c3_delays_cost_neither_attempts_nor_the_budget(dsn):
@@ -148,7 +155,11 @@ async def test_c4_deaths_of_the_owner_count_as_failures_and_delays_do_not(dsn):
     def act(meta):
         raise sqlstreams.Delay(timedelta(hours=1)) if next(plan) == "delay" else ValueError("broken")
 
-    async with opened(dsn, sqlstreams.GroupConfig(initial_backoff=timedelta(hours=1))) as (client, stream, group):
+    async with opened(dsn, sqlstreams.GroupConfig(initial_backoff=timedelta(hours=1))) as (
+        client,
+        stream,
+        group,
+    ):
         await own_clock(dsn)
         await stream.produce({})
         seen = Seen(act)
@@ -178,7 +189,8 @@ async def test_c4_deaths_of_the_owner_count_as_failures_and_delays_do_not(dsn):
 
 async def test_c5_delays_and_deferrals_touch_neither_the_backoff_nor_the_budget(dsn):
     async with opened(
-        dsn, sqlstreams.GroupConfig(max_retries=6, initial_backoff=seconds(60), base=seconds(1), cap=seconds(3))
+        dsn,
+        sqlstreams.GroupConfig(max_retries=6, initial_backoff=seconds(60), base=seconds(1), cap=seconds(3)),
     ) as (client, stream, group):
         turns = iter(["delay", "fail"] * 5)
 
@@ -206,7 +218,8 @@ async def test_c6_nothing_is_written_under_a_token_that_was_taken_over_or_used(a
     async with opened(any_dsn) as (client, _stream, group):
         row = await group.get()
         await sql_async(
-            any_dsn, "insert into sqlstreams.exception_queue_1 (group_id, message_id, status) values (1, 1, 'ready')"
+            any_dsn,
+            "insert into sqlstreams.exception_queue_1 (group_id, message_id, status) values (1, 1, 'ready')",
         )
         store = store_of(client)
         first, first_token = await other_node(client)
@@ -248,7 +261,7 @@ async def test_c6_nothing_is_written_under_a_token_that_was_taken_over_or_used(a
 
 async def test_c7_a_handler_is_cancelled_at_its_timeout_and_the_next_message_starts(dsn):
     def act(meta):
-        return trio.sleep(60) if meta.id == 1 else None
+        return forever() if meta.id == 1 else None
 
     async with opened(dsn, sqlstreams.GroupConfig(timeout=seconds(1))) as (_client, stream, group):
         await stream.produce_batch([{}] * 2)
@@ -266,7 +279,8 @@ async def test_c7_a_handler_is_cancelled_at_its_timeout_and_the_next_message_sta
 async def test_c9_delay_and_terminal_count_as_such_out_of_a_nursery(dsn):
     async def raise_in_nursery(*errors):
         async def fail(error):
-            await trio.lowlevel.checkpoint()
+            with trio.CancelScope(shield=True):  # bounded: one step; the first failure cancels the others
+                await trio.lowlevel.checkpoint()
             raise error
 
         async with trio.open_nursery() as nursery:
@@ -291,7 +305,7 @@ async def test_c9_delay_and_terminal_count_as_such_out_of_a_nursery(dsn):
 
 
 async def test_c10_an_undecodable_payload_is_dead_at_once_and_its_error_names_the_field_only(any_dsn):
-    async with opened(any_dsn, type_=Order) as (client, stream, group):
+    async with opened(any_dsn, type_=Order) as (client, _stream, group):
         raw = client.stream("s", msgspec.Raw)
         await raw.produce_batch(
             [
@@ -338,7 +352,9 @@ async def test_c11_every_error_text_is_stored_clean_and_cut(dsn, text, kind):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("outcome", ["all succeeded", "one failed"])
-async def test_c12_a_lost_answer_to_recording_a_range_writes_nothing_twice(dsn, when, outcome):
+async def test_c12_a_lost_answer_to_recording_a_range_writes_nothing_twice(dsn, caplog, when, outcome):
+    caplog.set_level(logging.INFO, "sqlstreams")
+
     def act(meta):
         if outcome == "one failed" and meta.id == 2:
             raise sqlstreams.Terminal("given up")
@@ -360,6 +376,9 @@ async def test_c12_a_lost_answer_to_recording_a_range_writes_nothing_twice(dsn, 
         assert (await sql_async(dsn, "select max(reclaims) from sqlstreams.claim_1"))[0][0] == 0
         nodes = await sql_async(dsn, "select count(*) from sqlstreams.node")
         assert nodes[0][0] == 1
+        assert [
+            text for text in caplog.messages if "somebody else's" in text
+        ] == []  # no takeover is reported
 
 
 async def test_c12_rows_and_done_appear_together_or_not_at_all(dsn):
@@ -369,7 +388,8 @@ async def test_c12_rows_and_done_appear_together_or_not_at_all(dsn):
     async with opened(dsn) as (_client, stream, group):
         # what cannot be stored takes the completion with it
         await sql_async(
-            dsn, "alter table sqlstreams.exception_queue_1 add constraint refused check (message_id <> 2) not valid"
+            dsn,
+            "alter table sqlstreams.exception_queue_1 add constraint refused check (message_id <> 2) not valid",
         )
         await stream.produce_batch([{}] * 3)
         with pytest.raises(sqlstreams.StatementRefused):
@@ -411,13 +431,17 @@ async def test_c14_an_outage_costs_at_most_one_attempt_or_reclaim(durable_server
                 options = sqlstreams.ConsumeOptions(batch=2, concurrency=7)
                 nursery.start_soon(run_client, server.dsn, hold, options)
                 await wait_until_async(
-                    server.dsn, "select count(*) from sqlstreams.exception_queue_1 where status = 'inflight'", 5
+                    server.dsn,
+                    "select count(*) from sqlstreams.exception_queue_1 where status = 'inflight'",
+                    5,
                 )
                 for _ in range(2):
                     nursery.start_soon(run_client, server.dsn, hold, sqlstreams.ConsumeOptions(batch=2))
                 await stream.produce_batch([{}] * 6)
                 await wait_until_async(
-                    server.dsn, "select count(*) from sqlstreams.claim_1 where not done and node_id is not null", 3
+                    server.dsn,
+                    "select count(*) from sqlstreams.claim_1 where not done and node_id is not null",
+                    3,
                 )
                 await trio.to_thread.run_sync(server.stop)
                 await trio.sleep(2 * SHORT.ttl.total_seconds())  # the outage

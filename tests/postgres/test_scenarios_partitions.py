@@ -1,6 +1,6 @@
-"""Scenarios I1, I3–I5: partitions are there before they are needed, and are made on demand when they are not.
+"""Scenarios I1, I3 to I5: partitions are there before they are needed, and are made on demand when they are not.
 
-Not here: I2 (it takes the maintenance workers) and I6–I11 (retention).
+Not here: I2 (it takes the maintenance workers) and I6 to I11 (retention).
 """
 
 import pytest
@@ -8,7 +8,15 @@ import trio
 
 import sqlstreams
 from sqlstreams.errors import PartitionMissing
-from tests.postgres.scenario_rig import BUSY, Seen, assert_nothing_left, consuming, opened, store_of, until_done
+from tests.postgres.scenario_rig import (
+    BUSY,
+    Seen,
+    assert_nothing_left,
+    consuming,
+    opened,
+    store_of,
+    until_done,
+)
 from tests.servers import sql_async, wait_until_async
 
 PARTITIONS = (
@@ -107,7 +115,9 @@ async def test_i4_a_producers_transaction_that_stays_open_across_the_mark_delays
         await stream.produce_batch([{}] * 170)
         async with client.transaction() as tx:
             await stream.produce({}, tx=tx)
-            with trio.fail_after(5 + BUSY):  # nothing of this waits for the transaction, nor for a lock timeout
+            with trio.fail_after(
+                5 + BUSY
+            ):  # nothing of this waits for the transaction, nor for a lock timeout
                 for _ in range(20):
                     began = trio.current_time()
                     await stream.produce({})
@@ -120,7 +130,9 @@ async def test_i4_a_producers_transaction_that_stays_open_across_the_mark_delays
 
 
 @pytest.mark.slow
-async def test_i5_maintenance_that_locks_the_log_is_noticed_at_the_boundary_only_and_passes_by_itself(any_dsn):
+async def test_i5_maintenance_that_locks_the_log_is_noticed_at_the_boundary_only_and_passes_by_itself(
+    any_dsn,
+):
     async with (
         opened(any_dsn, stream=SIZE_100) as (_client, stream, _group),
         sqlstreams.connect(any_dsn) as stranger,
@@ -161,7 +173,8 @@ async def test_i5_a_produce_that_waits_at_the_boundary_goes_on_when_the_lock_is_
 
                 nursery.start_soon(produce)
                 await wait_until_async(
-                    dsn, "select count(*) > 0 from pg_locks where not granted and mode = 'ShareUpdateExclusiveLock'"
+                    dsn,
+                    "select count(*) > 0 from pg_locks where not granted and mode = 'ShareUpdateExclusiveLock'",
                 )
                 assert sent == []
             with trio.fail_after(5 + BUSY):

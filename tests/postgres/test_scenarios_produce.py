@@ -1,5 +1,7 @@
-"""Scenarios H: what a produce promises. Not here: what needs idempotency keys, compaction or the SQL function (H1–H3,
-H10–H15)."""
+"""Scenarios H4 to H9 and H16: what a produce promises.
+
+Not here: what needs idempotency keys, compaction, or the SQL function (H1 to H3, H10 to H15).
+"""
 
 from collections import Counter
 from typing import Any
@@ -52,7 +54,9 @@ async def produce_all(stream, items: list[tuple[Any, str | None]]) -> list[objec
 
 async def test_h4_a_batch_is_one_transaction_with_ids_in_the_order_of_its_items(any_dsn):
     async with opened(any_dsn) as (_client, stream, _group):
-        sent = await stream.produce_batch([sqlstreams.Outgoing({"n": n}, message_key=str(n)) for n in range(1_000)])
+        sent = await stream.produce_batch(
+            [sqlstreams.Outgoing({"n": n}, message_key=str(n)) for n in range(1_000)]
+        )
         assert [each.id for each in sent] == list(range(1, 1_001))
         rows = await sql_async(
             any_dsn,
@@ -65,7 +69,12 @@ async def test_h4_a_batch_is_one_transaction_with_ids_in_the_order_of_its_items(
 
 @pytest.mark.parametrize(
     "bad",
-    [object(), {1, object()}, sqlstreams.Outgoing({}, message_key="x" * 2_000), sqlstreams.Outgoing({}, headers={"a": 1})],  # type: ignore[dict-item]
+    [
+        object(),
+        {1, object()},
+        sqlstreams.Outgoing({}, message_key="x" * 2_000),
+        sqlstreams.Outgoing({}, headers={"a": 1}),
+    ],  # type: ignore[dict-item]
     ids=["not JSON", "a set", "a long key", "a header that is no text"],
 )
 async def test_h4_one_bad_item_stores_nothing_and_the_error_names_its_index(dsn, bad):
@@ -92,6 +101,8 @@ async def test_h5_only_the_two_callers_fail_whose_message_does_not_encode_or_is_
         told = await produce_all(stream, items)
         failed = {at: type(each) for at, each in enumerate(told) if not isinstance(each, int)}
         assert failed == {13: PayloadInvalid, 37: StatementRefused}
+        assert isinstance(told[37], StatementRefused)
+        assert told[37].sqlstate == "P0001"
         rows = await stored(any_dsn)
         assert sorted(rows) == sorted(
             (each, b'{"n":%d}' % at) for at, each in enumerate(told) if isinstance(each, int)
@@ -124,7 +135,9 @@ async def test_h6_a_thousand_concurrent_produces_share_transactions(any_dsn):
     async with opened(any_dsn) as (_client, stream, _group):
         told = await produce_all(stream, [({"n": n}, None) for n in range(1_000)])
         assert len(set(told)) == 1_000
-        rows = await sql_async(any_dsn, "select count(distinct xmin::text), count(*) from sqlstreams.message_log_1")
+        rows = await sql_async(
+            any_dsn, "select count(distinct xmin::text), count(*) from sqlstreams.message_log_1"
+        )
         assert rows[0][1] == 1_000
         assert rows[0][0] < 300
 
@@ -255,7 +268,9 @@ async def test_h9_a_produce_in_a_transaction_that_finds_no_partition_keeps_the_e
         b'{ "a" : [1 , 2 ] }',
         pytest.param(
             b' {"a":1}\n',
-            marks=pytest.mark.xfail(reason="Codec.decode trims a Raw payload: msgspec cuts the white space around it"),
+            marks=pytest.mark.xfail(
+                reason="Codec.decode trims a Raw payload: msgspec cuts the white space around it"
+            ),
         ),
         b'{"a":1,"a":2}',
         b"1.0",

@@ -6,6 +6,7 @@ O5 and O6 are here as far as they go without retention; O7's I/O-free part is in
 import json
 import logging
 import re
+from functools import partial
 
 import pytest
 import trio
@@ -55,7 +56,9 @@ async def test_o2_the_same_declaration_again_writes_nothing(any_dsn):
             await stream.register(config)
             await group.register(sqlstreams.GroupConfig(max_retries=7))
             await client.stream("s").register(config)
-            await client.stream("s").consumer("g").register(sqlstreams.GroupConfig(max_retries=7), start="head")
+            await (
+                client.stream("s").consumer("g").register(sqlstreams.GroupConfig(max_retries=7), start="head")
+            )
         after = await sql_async(any_dsn, "select pg_current_xact_id()::text::bigint")
         assert await sql_async(any_dsn, everything) == before
         rings = client._core.process.doorbell.sent
@@ -73,7 +76,12 @@ async def test_o2_a_changed_declaration_replaces_the_whole_and_says_who_changed_
             "select subject, old::text, new::text, changed_by, at from sqlstreams.config_event order by id",
         )
         changes = [(row[0], row[1] and json.loads(row[1]), json.loads(row[2])) for row in rows]
-        assert [change[0] for change in changes] == ["stream s", "group g of stream s", "group g of stream s", "stream s"]
+        assert [change[0] for change in changes] == [
+            "stream s",
+            "group g of stream s",
+            "group g of stream s",
+            "stream s",
+        ]
         assert [change[1] is None for change in changes] == [True, True, False, False]
         assert changes[2][1]["max_retries"] == 7
         assert changes[2][2]["max_retries"] == 3
@@ -114,10 +122,10 @@ async def test_o3_get_of_the_absent_is_none_and_every_other_verb_says_not_found(
             else:
                 assert await stream.get() is None
                 for verb in (
-                    lambda: stream.rename("t"),
+                    partial(stream.rename, "t"),
                     stream.destroy,
-                    lambda: stream.produce({}),
-                    lambda: stream.produce_batch([{}]),
+                    partial(stream.produce, {}),
+                    partial(stream.produce_batch, [{}]),
                     stream.read,
                     stream.consumers,
                     stream.consumer("g").register,
@@ -132,19 +140,26 @@ async def test_o3_get_of_the_absent_is_none_and_every_other_verb_says_not_found(
             assert await group.get() is None
             for verb in (
                 group.destroy,
-                lambda: group.consume(Seen()),
+                partial(group.consume, Seen()),
                 group.lag,
                 group.snapshot,
                 group.dead_letters,
             ):
                 with pytest.raises(NotFound):
                     await verb()
-        rows = await sql_async(any_dsn, "select (select count(*) from sqlstreams.stream), (select count(*) from sqlstreams.consumer_group)")
+        rows = await sql_async(
+            any_dsn,
+            "select (select count(*) from sqlstreams.stream), (select count(*) from sqlstreams.consumer_group)",
+        )
         assert tuple(rows[0]) == (1, 0)
 
 
 async def test_o3_reserved_names_and_another_partition_size_are_refused(any_dsn):
-    async with opened(any_dsn, stream=sqlstreams.StreamConfig(partition_size=500)) as (client, stream, _group):
+    async with opened(any_dsn, stream=sqlstreams.StreamConfig(partition_size=500)) as (
+        client,
+        stream,
+        _group,
+    ):
         with pytest.raises(ConfigurationError):
             await client.stream("__system.metrics").register()
         with pytest.raises(ConfigurationError):
@@ -157,7 +172,9 @@ async def test_o3_reserved_names_and_another_partition_size_are_refused(any_dsn)
         assert (row.name, row.partition_size, row.config.partition_size) == ("s", 500, 500)
 
 
-@pytest.mark.parametrize("name", ['"; drop table x; --', "o'rders", "größe", "注文", "a" * 200, "{schema} %s $1 \\"])
+@pytest.mark.parametrize(
+    "name", ['"; drop table x; --', "o'rders", "größe", "注文", "a" * 200, "{schema} %s $1 \\"]
+)
 async def test_o3_odd_names_are_data(dsn, name):
     async with sqlstreams.connect(dsn, allow_destroy=True) as client:
         stream = client.stream(name)
@@ -321,7 +338,9 @@ async def test_o5_destroy_with_a_producer_that_still_writes_ends_in_bounded_time
                     await stream.destroy(force=True)
                 assert caught.value.may_retry
                 assert trio.current_time() - began < 10 + BUSY
-            await client.stream("s").register()  # it counted as gone, and what was left of it is dropped first
+            await client.stream(
+                "s"
+            ).register()  # it counted as gone, and what was left of it is dropped first
         assert [row.id for row in await client.streams()] == [2]
 
 
@@ -343,5 +362,7 @@ async def test_o6_two_installations_and_a_hostile_search_path_do_not_meet(dsn, c
             await theirs.until_runs(1)
         assert [payload["of"] for payload in mine.payloads] == [1, 1]
         assert [payload["of"] for payload in theirs.payloads] == [2]
-        rows = await sql_async(dsn, "select (select count(*) from public.message_log_1), (select count(*) from public.node)")
+        rows = await sql_async(
+            dsn, "select (select count(*) from public.message_log_1), (select count(*) from public.node)"
+        )
         assert tuple(rows[0]) == (0, 0)

@@ -13,6 +13,7 @@ from tests.postgres.scenario_rig import (
     Seen,
     consuming,
     exceptions,
+    forever,
     log_lines,
     opened,
     program,
@@ -60,7 +61,9 @@ async def test_m1_a_signal_while_idle_ends_the_process_with_0_and_everything_rel
         assert rows[0][0] == 0
 
 
-async def test_m2_a_handler_that_has_two_seconds_left_finishes_and_nothing_is_claimed_after_the_signal(dsn, tmp_path):
+async def test_m2_a_handler_that_has_two_seconds_left_finishes_and_nothing_is_claimed_after_the_signal(
+    dsn, tmp_path
+):
     async with opened(dsn) as (_client, stream, group):
         await stream.produce_batch([{}] * 10)
         with consumer(dsn, tmp_path, take=2.0, batch=5) as running:
@@ -71,7 +74,9 @@ async def test_m2_a_handler_that_has_two_seconds_left_finishes_and_nothing_is_cl
             lines = log_lines([running.log])
         assert [line[:2] for line in lines] == [["began", "1"], ["ended", "1"]]
         await nothing_is_held(dsn)
-        rows = await sql_async(dsn, "select low, high, done, done_through from sqlstreams.claim_1 where low >= 0")
+        rows = await sql_async(
+            dsn, "select low, high, done, done_through from sqlstreams.claim_1 where low >= 0"
+        )
         assert [tuple(row) for row in rows] == [(0, 5, False, 1)]  # recorded, and no other claim was made
         assert await exceptions(dsn) == {}
         seen = Seen()
@@ -106,7 +111,7 @@ async def test_m3_ten_restarts_inside_one_run_cost_neither_an_attempt_nor_a_recl
         await stream.produce_batch([{}] * 2)
         runs = []
         for _ in range(10):
-            seen = Seen(lambda meta: trio.sleep_forever() if meta.id == 1 else None)
+            seen = Seen(lambda meta: forever() if meta.id == 1 else None)
             async with sqlstreams.connect(any_dsn) as other, trio.open_nursery() as nursery:
                 handle = other.stream("s").consumer("g")
                 options = sqlstreams.ConsumeOptions(shutdown=seconds(0))
@@ -154,8 +159,11 @@ async def test_m5_a_producer_that_is_killed_in_a_transaction_leaves_no_message_a
     async with opened(dsn) as (_client, stream, group):
         with program("produce_in_transaction", dsn=dsn, stream="s", log=str(tmp_path / "none")) as producer:
             await producer.ready()
-            rows = await sql_async(dsn, "select count(*) from pg_locks where mode = 'RowExclusiveLock'"
-                                        " and relation = 'sqlstreams.message_log_1'::regclass")
+            rows = await sql_async(
+                dsn,
+                "select count(*) from pg_locks where mode = 'RowExclusiveLock'"
+                " and relation = 'sqlstreams.message_log_1'::regclass",
+            )
             assert rows[0][0] == 1
             producer.signal(signal.SIGKILL)
             await producer.ended(5)

@@ -29,7 +29,10 @@ from sqlstreams.errors import (
     StoreUnavailable,
 )
 from sqlstreams.postgres.bridge import open_bridge
-from sqlstreams.postgres.pool import Connection, Pinned, Pool, PoolSettings, open_pool
+from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.pinned import Pinned
+from sqlstreams.postgres.pool import Pool, open_pool
+from sqlstreams.postgres.settings import PoolSettings
 from sqlstreams.postgres.translate import address, is_database_error, refused, translate
 from tests.postgres.rig import opened, settings_for
 from tests.servers import sql_async

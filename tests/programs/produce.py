@@ -34,7 +34,9 @@ async def main(wanted: dict[str, Any]) -> None:
                 while True:
                     await trio.sleep_until(due)
                     due += every
-                    with trio.CancelScope(shield=True):  # bounded: produce_batch gives up; else its ids were lost
+                    with trio.CancelScope(
+                        shield=True
+                    ):  # bounded: produce_batch gives up; else its ids were lost
                         sent = await stream.produce_batch([{"n": n} for n in range(batch)])
                     os.write(log, b"".join(b"%d\n" % each.id for each in sent))
 

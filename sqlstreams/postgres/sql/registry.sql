@@ -1,5 +1,8 @@
--- installed: whether the installation is there. $1 schema
-select to_regclass(format('%I.migration', $1::text)) is not null;
+-- installed: whether the installation is there. Read as a table: a name that was looked up in vain before the wait for
+-- install_lock may still be remembered as absent after it, and to_regclass would say so. $1 schema
+select exists (
+  select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  where n.nspname = $1::text and c.relname = 'migration');
 
 -- install_lock: one installer at a time, before there is a table whose oid could name the lock. $1 schema
 select pg_advisory_xact_lock(hashtextextended('sqlstreams installation ' || $1::text, 0));

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sqlstreams.model.progress import marks_of
 from sqlstreams.model.values import Marks, Observation, Progress, ServerRun
-from tests.unit.model.delivery_model import EVENTS, ClaimRow, Group, Owned, Process, Violation, World
+from tests.unit.model.delivery_model import EVENTS, World
+from tests.unit.model.delivery_rows import ClaimRow, Group, Owned, Process, Violation
 
 SABOTAGE_SEEDS = 400
 
