@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +51,16 @@ def document(dsn: str | None, *arguments: str) -> Any:
     return json.loads(ok(dsn, *arguments, "--output", "json"))
 
 
-def start_cli(dsn: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command; its stdout and stderr are pipes."""
-    return subprocess.Popen(
-        (*COMMAND, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(dsn),
-        **options,
-    )
+@contextmanager
+def start_cli(dsn: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command beside the block; its stdout and stderr are pipes. At the end of the block it is killed."""
+    command = (*COMMAND, *arguments)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment(dsn), **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def register(dsn: str, stream: str, *groups: str) -> None:

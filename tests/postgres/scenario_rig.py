@@ -211,9 +211,7 @@ async def until_done(dsn: str, upto: int) -> None:
 
 async def assert_nothing_left(client: sqlstreams.Client, dsn: str) -> None:
     """The pool has all its places, and no session works or is in a transaction."""
-    with trio.fail_after(10):
-        while client._pool.statistics().in_use or client._pool.statistics().waiting:
-            await trio.sleep(0.01)
+    await until(lambda: not (client._pool.statistics().in_use or client._pool.statistics().waiting), 10)
     await wait_until_async(
         dsn,
         "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
@@ -323,9 +321,9 @@ def log_lines(paths: Sequence[Path]) -> list[list[str]]:
 
 async def until_logged(path: Path, count: int, seconds: float = 20.0, word: str = "began") -> list[list[str]]:
     """Wait until a log has so many lines that begin with a word; return them."""
-    with trio.fail_after(seconds):
-        while len(found := [line for line in log_lines([path]) if line[0] == word]) < count:
-            await trio.sleep(0.01)
+    await until(
+        lambda: not (len(found := [line for line in log_lines([path]) if line[0] == word]) < count), seconds
+    )
     return found
 
 

@@ -25,6 +25,7 @@ from tests.postgres.scenario_rig import (
     seconds,
     store_of,
     take_range,
+    until,
     until_done,
     until_resolved,
 )
@@ -165,9 +166,8 @@ async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_
             await seen.until_runs(1)
             node = await nodes.current()
             acknowledged = node.lease.deadline
-            with trio.fail_after(10):  # a heartbeat that was just acknowledged
-                while node.lease.deadline == acknowledged:
-                    await trio.sleep(0.001)
+            # a heartbeat that was just acknowledged
+            await until(lambda: not (node.lease.deadline == acknowledged), 10)
             deadline = node.lease.deadline
             with Frozen(server):
                 asked = trio.current_time()

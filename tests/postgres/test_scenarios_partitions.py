@@ -15,6 +15,7 @@ from tests.postgres.scenario_rig import (
     consuming,
     opened,
     store_of,
+    until,
     until_done,
 )
 from tests.servers import sql_async, wait_until_async
@@ -38,9 +39,7 @@ async def move_sequence(dsn, to: int) -> None:
 async def settled_partitions(client, dsn) -> list[int]:
     """Return the partitions when nobody is making one any more."""
     _, runway = client._core.producer(await client.stream("s").get())
-    with trio.fail_after(10):
-        while runway._busy:
-            await trio.sleep(0.01)
+    await until(lambda: not runway._busy, 10)
     return await partitions(dsn)
 
 
@@ -177,7 +176,5 @@ async def test_i5_a_produce_that_waits_at_the_boundary_goes_on_when_the_lock_is_
                     "select count(*) > 0 from pg_locks where not granted and mode = 'ShareUpdateExclusiveLock'",
                 )
                 assert sent == []
-            with trio.fail_after(5 + BUSY):
-                while not sent:
-                    await trio.sleep(0.01)
+            await until(lambda: sent, 5 + BUSY)
         assert sent[0] >= 200

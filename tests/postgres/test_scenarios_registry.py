@@ -13,7 +13,16 @@ import trio
 
 import sqlstreams
 from sqlstreams.errors import AlreadyExists, ConfigurationError, DestroyRefused, NotFound
-from tests.postgres.scenario_rig import BUSY, Seen, consuming, opened, seconds, until_done, until_status
+from tests.postgres.scenario_rig import (
+    BUSY,
+    Seen,
+    consuming,
+    opened,
+    seconds,
+    until,
+    until_done,
+    until_status,
+)
 from tests.servers import sql_async, wait_until_async
 
 
@@ -241,9 +250,7 @@ async def test_o4_after_destroy_and_register_under_one_name_old_handles_and_cons
             await again.register()
             await again.consumer("g").register()
             await again.produce({"new": True})
-            with trio.fail_after(10):
-                while not told:
-                    await trio.sleep(0.01)
+            await until(lambda: told, 10)
         assert seen.ids == [1]  # the new stream's messages did not come here
         for verb in (
             lambda: stream.produce({}),
