@@ -148,6 +148,13 @@ async def move_clock(dsn: str, by: float, *clients: sqlstreams.Client) -> None:
         client._core.process.pulse.look()
 
 
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until a condition holds that nothing tells about."""
+    with trio.fail_after(seconds):
+        while not condition():
+            await trio.sleep(0.01)  # because there is no event for it
+
+
 # Tables.
 
 
@@ -321,10 +328,12 @@ def log_lines(paths: Sequence[Path]) -> list[list[str]]:
 
 async def until_logged(path: Path, count: int, seconds: float = 20.0, word: str = "began") -> list[list[str]]:
     """Wait until a log has so many lines that begin with a word; return them."""
-    await until(
-        lambda: not (len(found := [line for line in log_lines([path]) if line[0] == word]) < count), seconds
-    )
-    return found
+
+    def found() -> list[list[str]]:
+        return [line for line in log_lines([path]) if line[0] == word]
+
+    await until(lambda: len(found()) >= count, seconds)
+    return found()
 
 
 def sql_now(dsn: str, query: str) -> Any:

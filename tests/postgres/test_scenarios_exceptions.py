@@ -248,7 +248,7 @@ async def test_c6_a_frozen_owner_records_nothing_after_its_exception_was_taken_o
             token = client._core.process.make_token()
             with trio.fail_after(10):
                 while not await store_of(client).claim_exceptions(row, other, token, reads=(1,), limit=1):
-                    await trio.sleep(0.01)
+                    await trio.sleep(0.01)  # because it is the database that ends the wait
             hold.set()  # the first owner finishes now
             await trio.testing.wait_all_tasks_blocked(0.1)
         assert await exceptions(dsn) == {1: ("inflight", 1, 0)}

@@ -233,7 +233,7 @@ async def test_q1_no_payload_is_quoted_when_a_handler_fails_times_out_or_is_cut(
             case 3:
                 raise sqlstreams.Delay(timedelta(hours=1))
             case 4:
-                await trio.sleep(60)
+                await trio.sleep_forever()
             case 5:
                 await trio.sleep_forever()
 

@@ -108,11 +108,11 @@ async def test_j2_racing_heartbeats_and_enders_never_leave_both_winners(dsn):
             told: dict[str, object] = {}
 
             async def beat() -> None:
-                await trio.sleep(chance.uniform(0.005, 0.025))
+                await trio.sleep(chance.uniform(0.005, 0.025))  # because they race
                 told["beat"] = await store.heartbeat(node, token, seconds(0.03))  # noqa: B023
 
             async def end() -> None:
-                await trio.sleep(chance.uniform(0.015, 0.03))
+                await trio.sleep(chance.uniform(0.015, 0.03))  # because they race
                 told["end"] = await store.end_expired_nodes()  # noqa: B023
 
             async with trio.open_nursery() as nursery:
@@ -167,7 +167,7 @@ async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_
             node = await nodes.current()
             acknowledged = node.lease.deadline
             # a heartbeat that was just acknowledged
-            await until(lambda: not (node.lease.deadline == acknowledged), 10)
+            await until(lambda: node.lease.deadline != acknowledged, 10)
             deadline = node.lease.deadline
             with Frozen(server):
                 asked = trio.current_time()
@@ -177,7 +177,7 @@ async def test_j3_and_j4_a_silent_database_cuts_the_work_in_time_and_a_new_node_
                 # not before the deadline, and before the lease can end in Postgres
                 assert deadline - 0.01 <= cut <= deadline + BUSY
                 hold[0] = False
-                await trio.sleep(2.0)  # a heartbeat that is answered now stretches nothing
+                await trio.sleep(2.0)  # because an answer that comes after this stretches nothing
                 assert node.lease.lost
             thawed = trio.current_time()
             await seen.until_runs(3, 20)

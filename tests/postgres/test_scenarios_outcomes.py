@@ -444,7 +444,7 @@ async def test_c14_an_outage_costs_at_most_one_attempt_or_reclaim(durable_server
                     3,
                 )
                 await trio.to_thread.run_sync(server.stop)
-                await trio.sleep(2 * SHORT.ttl.total_seconds())  # the outage
+                await trio.sleep(2 * SHORT.ttl.total_seconds())  # because so long lasts the outage
                 await trio.to_thread.run_sync(server.start)
                 await wait_until_async(
                     server.dsn,

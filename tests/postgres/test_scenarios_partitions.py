@@ -21,15 +21,15 @@ from tests.postgres.scenario_rig import (
 from tests.servers import sql_async, wait_until_async
 
 PARTITIONS = (
-    "select array_agg(substring(inhrelid::regclass::text from '[0-9]+$')::int order by 1) from pg_inherits"
-    " where inhparent = 'sqlstreams.message_log_1'::regclass"
+    "select array_agg(n order by n) from (select substring(inhrelid::regclass::text from '[0-9]+$')::int as n"
+    " from pg_inherits where inhparent = 'sqlstreams.message_log_1'::regclass) t"
 )
 SIZE_100 = sqlstreams.StreamConfig(partition_size=100)
 
 
 async def partitions(dsn) -> list[int]:
     rows = await sql_async(dsn, PARTITIONS)
-    return sorted(rows[0][0])
+    return list(rows[0][0])
 
 
 async def move_sequence(dsn, to: int) -> None:

@@ -150,7 +150,7 @@ async def test_m4_a_second_signal_ends_a_process_whose_handler_hangs_at_once_wit
         with consumer(dsn, tmp_path, take=60.0, shield=True) as running:
             await until_logged(running.log, 1)
             running.signal(signal.SIGTERM)
-            await trio.sleep(0.2)  # two signals that come at the same moment are one
+            await trio.sleep(0.2)  # because two signals that come at the same moment are one
             running.signal(signal.SIGTERM)
             assert await running.ended(1.0 + BUSY) == 143
 

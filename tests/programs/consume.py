@@ -36,8 +36,8 @@ async def main(wanted: dict[str, Any]) -> None:
         os.write(log, b"began %d %d %d\n" % (meta.id, meta.attempts, os.getpid()))
         if meta.id == wanted.get("deadly"):
             os.kill(os.getpid(), signal.SIGKILL)
-        with trio.CancelScope(shield=wanted.get("shield", False)):  # bounded: `take` seconds
-            await trio.sleep(take)
+        with trio.CancelScope(shield=wanted.get("shield", False)):  # bounded: take seconds
+            await trio.sleep(take)  # because the handler is to take so long
         os.write(log, b"ended %d %d %d\n" % (meta.id, meta.attempts, os.getpid()))
 
     shutdown = wanted.get("shutdown")

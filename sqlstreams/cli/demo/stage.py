@@ -253,7 +253,7 @@ class _Stage:
         await process.wait()
         self._read()
         self._show.tell(
-            f"SIGKILL for {VICTIM} (pid {process.pid}), with {len(self._in_hand)} payments in hand"
+            f"SIGKILL for {VICTIM} (pid {process.pid}); payments it had in hand: {len(self._in_hand)}"
         )
 
     async def _wait_ended(self, name: str, seconds: float | None) -> None:
