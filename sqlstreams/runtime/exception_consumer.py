@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from actors import Backoff
-from sqlstreams.errors import LeaseLost, OutcomeUnknown, SQLStreamsError
+from sqlstreams.errors import LeaseLost, SQLStreamsError
 from sqlstreams.model.outcome import HistoryStatus, NextOutcome, Success, next_outcome
 from sqlstreams.model.values import Token
 from sqlstreams.runtime.context import Context, known_outcome
@@ -53,8 +53,7 @@ class ExceptionConsumer:
                 try:
                     await self._turn(nursery)
                 except OUTAGES as exc:
-                    if isinstance(exc, OutcomeUnknown):
-                        context.holdings.doubt()
+                    context.holdings.doubt()  # it may have been claimed all the same
                     _log.debug("claiming exceptions waits: %s", exc)
                     due.mark()
                     await trio.sleep(backoff())

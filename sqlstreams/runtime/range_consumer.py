@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from actors import Backoff
-from sqlstreams.errors import GroupDamaged, LeaseLost, NotFound, OutcomeUnknown, ServerRunChanged
+from sqlstreams.errors import GroupDamaged, LeaseLost, NotFound, ServerRunChanged
 from sqlstreams.model.values import ServerRun, Token
 from sqlstreams.runtime.context import Context
 from sqlstreams.runtime.node import OUTAGES, Node
@@ -68,8 +68,7 @@ class RangeConsumer:
                         await trio.sleep(0.01)
                         continue
                     except OUTAGES as exc:
-                        if isinstance(exc, OutcomeUnknown):
-                            context.holdings.doubt()
+                        context.holdings.doubt()  # it may have been claimed all the same
                         _log.debug("claiming waits: %s", exc)
                         await trio.sleep(backoff())
                         continue

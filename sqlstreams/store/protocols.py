@@ -150,7 +150,8 @@ class ClaimStore(Protocol):
 
         Guarantee: ranges of a group are disjoint and contiguous; no id above `settled` is in one. The first messages of
         the range come with it, at most `rows` and about `size` bytes.
-        Args: `token` is minted by the caller; `limit` counts ids from the first one there; `mark` is ranges_done.
+        Args: `token` is minted by the caller; `limit` counts ids from low, and a wider hole is a range of its own; `mark` is
+            ranges_done.
         Returns: None when nothing is free and nothing above the newest range is settled.
         Cancelled: it may have been claimed.
         Raises: LeaseLost (the node has ended), ServerRunChanged, GroupDamaged, LogDamaged.
@@ -159,7 +160,8 @@ class ClaimStore(Protocol):
     async def record(self, stream: StreamId, record: RangeRecord) -> bool:
         """Record what became of a range; exceptions, history and the claim row in one transaction.
 
-        Guarantee: all or nothing, and once: a repeated call that had committed before is told so, by False.
+        Guarantee: all or nothing, and once: a repeated call that had committed before is told so, by False. A range whose
+            row the clean-up has deleted was recorded by somebody: that is False as well, and nothing is written.
         Raises: LeaseLost (another token holds it; nothing was written).
         """
 

@@ -87,7 +87,7 @@ class Consumers(Server):
             self.note("claim of nothing settled")
             return False
         first = min((id_ for id_ in self.log if id_ > low), default=None)
-        high = settled if first is None else min(settled, first - 1 + limit)
+        high = settled if first is None else min(settled, low + limit if first <= low + limit else first - 1)
         if first is not None and first > low + 1:
             self.note("claim over a hole")
         demand(low == group.handed_through, f"({low}, {high}] does not follow {group.handed_through}")

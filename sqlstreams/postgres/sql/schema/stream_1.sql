@@ -128,7 +128,8 @@ begin
     return;
   end if;
   execute format('select id from {schema}.message_log_{stream} where id > %s order by id limit 1', newest) into first_id;
-  upto := least(settled, first_id - 1 + lim);
+  -- a hole that is wider than the limit is a range of its own: one claim, however wide (LEAST ignores null: nothing is there)
+  upto := least(settled, case when first_id <= newest + lim then newest + lim else first_id - 1 end);
   empty := first_id is null or first_id > upto;
   -- an empty range is done at once: nobody has to own it
   return query
