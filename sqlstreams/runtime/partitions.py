@@ -41,15 +41,17 @@ class Runway:
         self._spawn = spawn
         self._random = random
         self._end: int | None = None
+        self._newest = 0
         self._busy = False
         self._lock = trio.Lock()
 
     def noticed(self, newest: int) -> None:
         """Take in the newest id that was drawn; make the next partition in the background when it is time."""
-        if self._busy or (self._end is not None and newest < self._end - self._size // AHEAD_SHARE):
+        self._newest = max(self._newest, newest)
+        if self._busy or not self._near_the_end:
             return
         self._busy = True
-        self._spawn(self._ahead, newest)
+        self._spawn(self._ahead)
 
     async def heal(self, rows: int) -> None:
         """Make the partitions that the next `rows` ids need; returns when they are there.
@@ -73,13 +75,18 @@ class Runway:
                 else:
                     return
 
-    async def _ahead(self, newest: int) -> None:
+    @property
+    def _near_the_end(self) -> bool:
+        return self._end is None or self._newest >= self._end - self._size // AHEAD_SHARE
+
+    async def _ahead(self) -> None:
         try:
             async with self._lock:
-                if self._end is None:
-                    _, self._end = await self._store.runway(self._stream, self._size)
-                if newest >= self._end - self._size // AHEAD_SHARE:
-                    self._end = await self._store.make_partitions(self._stream, self._size, self._end)
+                while self._near_the_end:  # again: ids that were drawn meanwhile count too
+                    if self._end is None:
+                        _, self._end = await self._store.runway(self._stream, self._size)
+                    else:
+                        self._end = await self._store.make_partitions(self._stream, self._size, self._end)
         except (
             SQLStreamsError
         ) as exc:  # the next produce notices again; at the boundary it heals, or says why not

@@ -3,11 +3,15 @@
 Not here: I2 (it takes the maintenance workers) and I6 to I11 (retention).
 """
 
+import random
+
 import pytest
 import trio
 
 import sqlstreams
 from sqlstreams.errors import PartitionMissing
+from sqlstreams.model.values import StreamId
+from sqlstreams.runtime.partitions import Runway
 from tests.postgres.scenario_rig import (
     BUSY,
     Seen,
@@ -178,3 +182,33 @@ async def test_i5_a_produce_that_waits_at_the_boundary_goes_on_when_the_lock_is_
                 assert sent == []
             await until(lambda: sent, 5 + BUSY)
         assert sent[0] >= 200
+
+
+class SlowLog:
+    """A log whose partitions end at 200, and which lets a test say when the first look at them is over."""
+
+    def __init__(self) -> None:
+        self.looked_at = trio.Event()
+        self.go_on = trio.Event()
+        self.made: list[int] = []
+
+    async def runway(self, _stream, _size):
+        self.looked_at.set()
+        await self.go_on.wait()
+        return 170, 200
+
+    async def make_partitions(self, _stream, size, upto):
+        await trio.lowlevel.checkpoint()
+        self.made.append(upto)
+        return (upto // size + 1) * size
+
+
+async def test_i1_ids_that_are_drawn_while_the_runway_is_looked_up_count_too():
+    log = SlowLog()
+    async with trio.open_nursery() as nursery:
+        runway = Runway(log, StreamId(1), 100, nursery.start_soon, random.Random(1))  # type: ignore[arg-type]
+        runway.noticed(170)
+        await log.looked_at.wait()
+        runway.noticed(191)  # past the mark, and nothing may be produced for a long time after it
+        log.go_on.set()
+    assert log.made == [200]
