@@ -7,6 +7,7 @@ SHELL := bash
 
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 CHECKED := actors sqlstreams tests benchmarks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
@@ -19,7 +20,7 @@ demo: $(VENV)/.run ## a Postgres of its own, 20,000 payments, one killed process
 	@$(BIN)/sqlstreams demo $(ARGS)
 
 test: $(VENV)/.dev ## all tests that take less than 5 s each
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/.dev ## the others: many rounds of kill -9, large volumes
 	@$(BIN)/python -m pytest --slow -m slow $(ARGS)

@@ -53,6 +53,7 @@ class Codec(Generic[T]):
             PayloadInvalid: it does not encode, or a `Raw` is not valid JSON. Nothing was done.
             LimitExceeded: it is larger than 16 MiB.
         """
+        why, data = "", b""
         try:
             if isinstance(payload, msgspec.Raw):
                 data = bytes(payload)
@@ -60,11 +61,12 @@ class Codec(Generic[T]):
             else:
                 data = self._encode(payload)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as exc:
-            # from None: the text of a UnicodeEncodeError quotes the payload
+            why = type(exc).__name__
+        if why:  # raised out here: the text of a UnicodeEncodeError quotes the payload, and would be our error's context
             raise PayloadInvalid(
-                f"a payload of type {type(payload).__name__} does not encode to JSON ({type(exc).__name__})",
+                f"a payload of type {type(payload).__name__} does not encode to JSON ({why})",
                 subject=self._subject,
-            ) from None
+            )
         if len(data) > PAYLOAD_LIMIT_BYTES:
             raise LimitExceeded(
                 f"the payload has {len(data):,} bytes, allowed are {PAYLOAD_LIMIT_BYTES:,}",
@@ -78,16 +80,21 @@ class Codec(Generic[T]):
         Raises:
             Undecodable: it is not of this type; the text holds no part of the payload.
         """
+        if self._raw:
+            return msgspec.Raw(data)  # type: ignore[return-value]  # T is Raw; the decoder would trim white space
         try:
             return self._decode(data)
         except msgspec.ValidationError as exc:
-            raise Undecodable(_without_values(str(exc))) from None
+            why = _without_values(str(exc))
         except msgspec.DecodeError:
-            raise Undecodable("the payload is not JSON that this process can decode") from None
+            why = "the payload is not JSON that this process can decode"
         except RecursionError:
-            raise Undecodable("the payload is nested too deeply") from None
+            why = "the payload is nested too deeply"
         except Exception as exc:  # noqa: BLE001 - a hook or __post_init__ of the user's type may raise anything
-            raise Undecodable(f"the payload's type refused it ({type(exc).__name__})") from None
+            why = f"the payload's type refused it ({type(exc).__name__})"
+        raise Undecodable(
+            why
+        )  # out here: the caught error quotes the payload, and would be our error's context
 
 
 def check_json(data: bytes, subject: str) -> None:
@@ -100,9 +107,12 @@ def check_json(data: bytes, subject: str) -> None:
         data.decode("utf-8")
         msgspec.json.decode(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
-        raise PayloadInvalid(
-            f"the payload is not valid JSON text ({type(exc).__name__})", subject=subject
-        ) from None
+        why = type(exc).__name__
+    else:
+        return
+    raise PayloadInvalid(
+        f"the payload is not valid JSON text ({why})", subject=subject
+    )  # out here: see Codec.encode
 
 
 def encode_key(kind: str, key: str | None, subject: str) -> str | None:
@@ -151,10 +161,10 @@ def _text(kind: str, value: object, subject: str) -> bytes:
         raise PayloadInvalid(f"the {kind} must be a str, not {type(value).__name__}", subject=subject)
     if "\0" in value:
         raise PayloadInvalid(f"the {kind} holds U+0000, which Postgres cannot store", subject=subject)
-    try:
-        return value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise PayloadInvalid(f"the {kind} holds a lone surrogate", subject=subject) from None
+    data = value.encode("utf-8", "surrogatepass")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise PayloadInvalid(f"the {kind} holds a lone surrogate", subject=subject)
+    return data
 
 
 def _without_values(text: str) -> str:

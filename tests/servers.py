@@ -207,7 +207,7 @@ async def _poll(dsn: str, query: str, expected: object, timeout: float) -> Any: 
             except asyncpg.OperatorInterventionError as error:  # it starts or stops
                 seen = error
             assert time.monotonic() < end, f"still {seen!r}, not {expected!r}, after {timeout} s: {query}"
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)  # because the condition is in another process
     finally:
         if connection is not None:
             connection.terminate()  # does nothing after close

@@ -29,7 +29,7 @@ from sqlstreams.model.outcome import (
 from sqlstreams.model.progress import RangeProgress
 from sqlstreams.runtime.context import Context, known_outcome
 from sqlstreams.runtime.node import Node
-from sqlstreams.store import MessageRow, RangeRecord, Taken
+from sqlstreams.store import Held, MessageRow, RangeRecord, Taken
 
 __all__ = ["RangeRun", "rows_at_once"]
 
@@ -213,11 +213,19 @@ class RangeRun:
                     self._started.clear()
                     await self._hand_back()
             except SQLStreamsError as exc:
-                _log.info(
-                    "the range above id %s could not be handed back; its lease ends by itself: %s",
-                    self._claim.low,
-                    exc,
-                )
+                _log.info("what finished above id %s could not be recorded: %s", self._claim.low, exc)
+                if not isinstance(exc, LeaseLost):
+                    await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Give the range back as it is recorded: a live node must not hold what it does not run."""
+        context, claim = self._context, self._claim
+        try:
+            held = Held(claim.low, claim.token, "range")
+            await context.store.release(context.group.stream_id, context.group.id, held)
+            context.freed()
+        except SQLStreamsError as exc:
+            _log.info("the range above id %s stays held until its lease ends: %s", claim.low, exc)
 
     async def _hand_back(self) -> None:
         """Give the range back above what is resolved."""

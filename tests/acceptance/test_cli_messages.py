@@ -42,9 +42,6 @@ def test_payload_bytes_pass_unchanged_and_in_order(orders: str, tmp_path: Path) 
     assert [payload in line for line, payload in zip(lines, ODD_PAYLOADS, strict=True)] == [True] * len(lines)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the codec decodes Raw to bytes without the white space around the value"
-)
 def test_white_space_around_a_payload_passes_unchanged(orders: str) -> None:
     sent = b' {"a": 1}\t\n{"b": 2}\r\n'
     ok(orders, "produce", "orders", "-", stdin=sent)

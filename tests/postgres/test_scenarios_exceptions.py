@@ -220,6 +220,9 @@ async def test_d10_consume_ends_with_the_cause_when_recording_is_not_allowed_any
                 async with sqlstreams.connect(other, lease=SHORT, install=False) as limited:
                     with pytest.raises(PermissionDenied):
                         await limited.stream("s").consumer("g").consume(seen)
+                    # its node lives on, and holds nothing that it does not run
+                    held = "select count(*) from sqlstreams.claim_1 where not done and node_id is not null"
+                    assert await sql_async(dsn, held) == [(0,)]
             assert len(seen.runs) == 1
             assert await exceptions(dsn) == {}
     finally:

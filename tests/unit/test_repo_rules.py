@@ -39,7 +39,9 @@ ALLOWED_AT_TOP = frozenset(
 )
 SCENARIOS = "docs/reference/scenarios.md"
 BRIDGE = "sqlstreams/postgres/bridge.py"
-BARE_LOOP = "benchmarks/variants/baseline_consumer.py"  # the yardstick: what bare trio-asyncio reaches, without us
+BARE_LOOP = (
+    "benchmarks/variants/baseline_consumer.py"  # the yardstick: what bare trio-asyncio reaches, without us
+)
 
 Texts = Mapping[str, str]  # path below the root -> text
 Guard = Callable[[Texts], list[str]]
