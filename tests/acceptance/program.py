@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ DEADLINE_SECONDS = 30
 def environment(dsn: str | None) -> dict[str, str]:
     """The environment of a command that works on `dsn`, or on nothing."""
     env = {key: value for key, value in os.environ.items() if key != "SQLSTREAMS_DATABASE_URL"}
-    env["PYTHONPATH"] = str(ROOT)
+    env |= {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
     return env if dsn is None else env | {"SQLSTREAMS_DATABASE_URL": dsn}
 
 
@@ -53,13 +55,19 @@ def document(dsn: str | None, *arguments: str) -> Any:
 
 @contextmanager
 def start_cli(dsn: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command beside the block; its stdout and stderr are pipes. At the end of the block it is killed."""
+    """Run a command beside the block; its stdout and stderr are pipes. It ends with the block, or at the deadline.
+
+    At the deadline it gets SIGABRT: reads of its pipes end, and its stderr says where it hung.
+    """
     command = (*COMMAND, *arguments)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment(dsn), **options) as process:
+        watchdog = threading.Timer(DEADLINE_SECONDS, process.send_signal, (signal.SIGABRT,))
+        watchdog.start()
         try:
             yield process
         finally:
+            watchdog.cancel()
             process.kill()
 
 

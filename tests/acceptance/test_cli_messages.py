@@ -139,7 +139,7 @@ async def test_drained_does_not_wait_for_retries(orders: str) -> None:
         await stream.produce_batch([2, 1])
         group = stream.consumer("g")
         await group.register(sqlstreams.GroupConfig(initial_backoff=timedelta(hours=1)))
-        with trio.CancelScope() as scope:
+        with trio.move_on_after(10) as scope:
             await group.consume(fail)
         await stream.produce(3)
     shown = await trio.to_thread.run_sync(ok, orders, "consume", "orders", "g", "--payload-only")

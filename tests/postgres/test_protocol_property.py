@@ -1680,7 +1680,7 @@ SABOTAGE = {
     ClaimsWithoutTheLock: r"an error that nobody may see|handed out twice",
     LocksBeforeTheSequence: r"appeared although|while .* are open|came without",
     ClaimsUpToTheHead: r"appeared although|while .* are open",
-    RecordsWithoutTheToken: r"a stale token has written to the range",
+    RecordsWithoutTheToken: r"a stale token has written to the range|a record was written twice",  # whichever comes first
     RecordsExceptionsWithoutTheToken: r"a stale token has written to exception",
     ReclaimsFromTheLiving: r"stolen from a live node",
     TakesOverFromTheLow: r"the takeover of .* starts above",
