@@ -82,7 +82,9 @@ class Doorbell:
         task_status.started()
         while True:
             await self._wake.wait()
-            next_at = trio.current_time() + GAP_SECONDS  # from the beginning: what a ring takes is no extra pause
+            next_at = (
+                trio.current_time() + GAP_SECONDS
+            )  # from the beginning: what a ring takes is no extra pause
             await self.flush()
             await trio.sleep_until(next_at)
 
