@@ -38,7 +38,8 @@ class Holdings:
         pulse: the group.
         every: seconds between two comparisons.
         freed: told when something was given back.
-        known: the tokens that tasks of this process use, and how often: a node's holdings are those of all its consumers.
+        known: the tokens that tasks of this process use, and how often: a node's holdings are those of all its
+            consumers; None when there is only one.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Holdings:
         pulse: GroupPulse,
         every: float,
         freed: Callable[[], None],
-        known: dict[Token, int],
+        known: dict[Token, int] | None = None,
     ) -> None:
         self._store = store
         self._pulse = pulse
         self._every = every
         self._freed = freed
-        self._known = known
+        self._known: dict[Token, int] = {} if known is None else known
         self._due = Due()
         self.given_back = 0
 
