@@ -13,13 +13,15 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from sqlstreams._version import __version__
-from sqlstreams.cli._errors import CommandLineError, expected_error
+from sqlstreams.cli._descriptors import fill_closed
+from sqlstreams.cli._errors import CommandLineError, OutputClosed, expected_error
 from sqlstreams.cli._options import Settings, common_options, wants_json
-from sqlstreams.cli._output import print_error
+from sqlstreams.cli._output import flush, print_error
 from sqlstreams.cli.consume import consume
 from sqlstreams.cli.demo import demo
 from sqlstreams.cli.explain import explain
@@ -54,25 +56,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: without the program's name; None: the process' own.
     """
+    closed = fill_closed()  # before anything opens a descriptor
     arguments = list(sys.argv[1:] if argv is None else argv)
     json = wants_json(arguments)
     logging.basicConfig(format="sqlstreams: %(levelname)s: %(message)s", level=logging.WARNING)
+    if 1 in closed:  # every command prints, and one that cannot does nothing
+        print_error(OutputClosed("it is closed; nothing was done", subject="stdout"), json=json)
+        return FAILED
     try:
-        code = root.main(arguments, prog_name="sqlstreams", standalone_mode=False, obj=Settings())
-        sys.stdout.flush()
+        code = root.main(
+            arguments, prog_name="sqlstreams", standalone_mode=False, obj=Settings(stdin=0 not in closed)
+        )
+        flush()
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.ClickException as exc:
         return _refuse(exc, json=json)
-    except BrokenPipeError:
-        _forget_stdout()
-        return FAILED
-    except (SQLStreamsError, BaseExceptionGroup) as exc:
+    except (SQLStreamsError, OSError, BaseExceptionGroup) as exc:
         found = expected_error(exc)
         if isinstance(found, KeyboardInterrupt):
             return INTERRUPTED
         if not isinstance(found, SQLStreamsError):
             raise
+        _forget_stdout()
         print_error(found, json=json)
         return USAGE if isinstance(found, ConfigurationError | CommandLineError) else FAILED
     return code if isinstance(code, int) else 0
@@ -90,5 +96,10 @@ def _refuse(exc: click.ClickException, *, json: bool) -> int:
 
 
 def _forget_stdout() -> None:
-    """Nobody reads stdout any more: let the interpreter's last flush go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """When stdout takes nothing any more, let the interpreter's last flush go nowhere."""
+    with suppress(OutputClosed):
+        flush()
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

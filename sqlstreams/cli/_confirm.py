@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -11,10 +12,15 @@ from sqlstreams.cli._errors import CommandLineError
 __all__ = ["confirm"]
 
 
-def confirm(question: str, *, subject: str, yes: bool) -> bool:
+def confirm(question: Callable[[], str], *, subject: str, yes: bool) -> bool:
     """Say whether to go on: --yes was given, or a person at a terminal said so.
 
-    Raises: CommandLineError when there is nobody to ask.
+    Args:
+        question: looks what would go and returns what to ask, "" to give up; not called without a person.
+        subject: for errors.
+        yes: --yes was given.
+
+    Raises: CommandLineError when there is nobody to ask, what `question` raises.
     """
     if yes:
         return True
@@ -22,4 +28,5 @@ def confirm(question: str, *, subject: str, yes: bool) -> bool:
         raise CommandLineError(
             "it cannot be undone, and there is no terminal to ask: give --yes", subject=subject
         )
-    return click.confirm(question, err=True)
+    asked = question()
+    return bool(asked) and click.confirm(asked, err=True)

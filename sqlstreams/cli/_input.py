@@ -7,11 +7,13 @@ Cancelled   a read of a pipe that is under way is abandoned: what it reads is lo
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 import msgspec
 import trio
 
+from sqlstreams.cli._errors import InputFailed, advised
 from sqlstreams.codec import check_json, encode_key
 from sqlstreams.config import PAYLOAD_LIMIT_BYTES
 from sqlstreams.errors import LimitExceeded, PayloadInvalid
@@ -21,6 +23,10 @@ __all__ = ["LineSplitter", "Source", "message_of"]
 
 CHUNK_BYTES = 1024 * 1024
 _decode = msgspec.json.Decoder().decode
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+_QUOTES_NOTHING = re.compile(
+    r"Input data was truncated|JSON is malformed: [a-z ,'\":\[\]{}]{1,60} \(byte \d+\)"
+)
 
 
 class LineSplitter:
@@ -60,7 +66,7 @@ class Source:
     """A file or stdin.
 
     Attributes:
-        name: for messages.
+        name: for messages. subject: for errors.
         size: in bytes, None when it cannot be known.
         read: bytes read so far.
         ended: whether everything was read.
@@ -69,6 +75,7 @@ class Source:
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
         self.name = name
+        self.subject = "stdin" if name == "stdin" else f"file {name!a}"
         status = os.fstat(fd)
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else None
         self._splitter = LineSplitter()
@@ -76,9 +83,14 @@ class Source:
         self.ended = False
 
     async def lines(self) -> list[bytes] | None:
-        """Wait for more and return the lines that are whole now, None at the end."""
+        """Wait for more and return the lines that are whole now, None at the end. Raises: InputFailed."""
         while not self.ended:
-            chunk = await trio.to_thread.run_sync(os.read, self._fd, CHUNK_BYTES, abandon_on_cancel=True)
+            try:
+                chunk = await trio.to_thread.run_sync(os.read, self._fd, CHUNK_BYTES, abandon_on_cancel=True)
+            except OSError as exc:
+                raise InputFailed(
+                    f"it cannot be read: {exc.strerror or type(exc).__name__}", subject=self.subject
+                ) from exc
             self.read += len(chunk)
             self.ended = not chunk
             if lines := self._splitter.feed(chunk) if chunk else self._splitter.finish():
@@ -87,23 +99,54 @@ class Source:
         return None
 
 
-def message_of(line: bytes, key_field: str | None, subject: str) -> Outgoing[msgspec.Raw]:
+def message_of(
+    line: bytes, key_field: str | None, subject: str, *, what: str = "line"
+) -> Outgoing[msgspec.Raw]:
     """Return a line as a message; its payload are the line's bytes.
 
     Args:
         line: without its line break.
         key_field: the top-level string that becomes the message key; None: there is no key.
         subject: for errors.
+        what: "line", or "payload" for one that can only be corrected, not skipped.
 
     Raises: PayloadInvalid, LimitExceeded.
     """
     if len(line) > PAYLOAD_LIMIT_BYTES:
-        raise LimitExceeded(f"the line has more than {PAYLOAD_LIMIT_BYTES:,} bytes", subject=subject)
-    check_json(line, subject)
+        raise LimitExceeded(f"the {what} has more than {PAYLOAD_LIMIT_BYTES:,} bytes", subject=subject)
+    skip = ", or pass --skip-bad" if what == "line" else ""
+    try:
+        check_json(line, subject)
+    except PayloadInvalid as exc:
+        why = _position(line)
+        found = f"the {what} is not valid JSON text ({why})" if why else exc.message
+        raise advised(PayloadInvalid(found, subject=subject), f"Correct the {what}{skip}") from None
     if key_field is None:
         return Outgoing(msgspec.Raw(line))
     value = _decode(line)
     key = value.get(key_field) if isinstance(value, dict) else None
     if not isinstance(key, str):
-        raise PayloadInvalid(f"it has no string {key_field!a} at its top level", subject=subject)
+        advice = (
+            f"Correct the {what}, leave --key-field out{skip}"
+            if skip
+            else f"Correct the {what}, or leave --key-field out"
+        )
+        raise advised(
+            PayloadInvalid(f"it has no string {key_field!a} at its top level", subject=subject), advice
+        )
     return Outgoing(msgspec.Raw(line), message_key=encode_key("message key", key, subject))
+
+
+def _position(line: bytes) -> str | None:
+    """Say where a line is no JSON, without quoting any of it; None when nothing is known."""
+    try:
+        line.decode("utf-8")
+        _decode_raw(line)
+    except UnicodeDecodeError as exc:
+        return f"not UTF-8 (byte {exc.start})"
+    except msgspec.DecodeError as exc:
+        found = _QUOTES_NOTHING.fullmatch(str(exc))
+        return found[0] if found else None
+    except RecursionError:
+        return "nested too deeply"
+    return None

@@ -17,6 +17,7 @@ __all__ = ["DURATION", "GROUP", "STREAM", "Settings", "common_options", "pass_se
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+URL_HELP = "postgresql://…, by default $SQLSTREAMS_DATABASE_URL. Prefer the variable: an option's password shows in ps."
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*(ms|s|m|h|d)?\s*")
 
@@ -29,11 +30,13 @@ class Settings:
         database_url: None means $SQLSTREAMS_DATABASE_URL.
         schema: None means the default, so that a command may have another one.
         output: "text" or "json".
+        stdin: whether it was open when the command started.
     """
 
     database_url: str | None = None
     schema: str | None = None
     output: str = "text"
+    stdin: bool = True
 
     @property
     def json(self) -> bool:
@@ -44,7 +47,7 @@ class Settings:
 pass_settings = click.make_pass_decorator(Settings)
 
 
-def common_options(function: F) -> F:
+def common_options(function: F, *, url_help: str = URL_HELP) -> F:
     """Add the options that stand before or after the verb; the last one given counts."""
     for option in (
         click.option(
@@ -66,7 +69,7 @@ def common_options(function: F) -> F:
             callback=_store("database_url"),
             expose_value=False,
             metavar="URL",
-            help="postgresql://…, by default $SQLSTREAMS_DATABASE_URL, which other users of the machine cannot see.",
+            help=url_help,
         ),
     ):
         function = option(function)

@@ -5,20 +5,35 @@ JSON has the snake_case names of the API's structs, durations in seconds, instan
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import IO, Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sqlstreams.cli._errors import OutputClosed, for_shell
 from sqlstreams.errors import SQLStreamsError
 
-__all__ = ["console", "plain", "print_error", "print_fields", "print_json", "print_rows", "shown"]
+__all__ = [
+    "console",
+    "flush",
+    "plain",
+    "plural",
+    "print_error",
+    "print_fields",
+    "print_json",
+    "print_rows",
+    "print_styled",
+    "say",
+    "shown",
+]
 
 WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or cut there
 
@@ -29,6 +44,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value of the API
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, float):
+        return round(value, 6)
     if isinstance(value, datetime):
         return value.astimezone(timezone.utc)  # noqa: UP017 - the name is as good on 3.11
     if isinstance(value, dict):
@@ -38,13 +55,53 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value of the API
     return value
 
 
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise OutputClosed(exc.strerror or type(exc).__name__, subject="stdout") from exc
+
+
+def say(text: str | bytes, *, nl: bool = True) -> None:
+    """Print on stdout. Raises: OutputClosed."""
+    with _to_stdout():
+        click.echo(text, nl=nl)
+
+
+def flush() -> None:
+    """Write out what is left. Raises: OutputClosed."""
+    with _to_stdout():
+        sys.stdout.flush()
+
+
+def print_styled(*things: RenderableType) -> None:
+    """Print what rich renders on stdout, a thing a line. Raises: OutputClosed."""
+    text = io.StringIO()  # rich would end the process when nobody reads
+    screen = console(file=text)
+    for thing in things:
+        screen.print(thing)
+    say(text.getvalue(), nl=False)
+
+
+def plural(count: int, what: str, several: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
 def print_json(value: Any) -> None:  # noqa: ANN401 - any value of the API
     """Print one document on stdout."""
-    click.echo(msgspec.json.encode(plain(value)))
+    say(msgspec.json.encode(plain(value)))
 
 
 def print_error(exc: SQLStreamsError, *, json: bool) -> None:
-    """Print an error on stderr."""
+    """Print an error on stderr, where that can be written to."""
+    exc = for_shell(exc)
+    with suppress(OSError):
+        _print_error(exc, json=json)
+
+
+def _print_error(exc: SQLStreamsError, *, json: bool) -> None:
     if json:
         document = {
             "code": exc.code,
@@ -66,26 +123,32 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, none: s
     for row in rows:
         table.add_row(*(Text(shown(each)) for each in row))
     if table.row_count:
-        console().print(table)
+        print_styled(table)
     else:
-        click.echo(none)
+        say(none)
 
 
-def print_fields(value: msgspec.Struct) -> None:
-    """Print a struct on stdout, a field a line; fields of a config stand indented below it."""
+def print_fields(value: msgspec.Struct, *, none: str = "-") -> None:
+    """Print a struct on stdout, a field a line; fields of a config stand indented below it.
+
+    Args:
+        value: what is printed.
+        none: stands for what is not set in a config.
+    """
+    above = set(value.__struct_fields__)
     for name in value.__struct_fields__:
         each = getattr(value, name)
         if isinstance(each, msgspec.Struct | dict):
-            click.echo(f"{name}:")
+            say(f"{name}:")
             inner = (
                 each
                 if isinstance(each, dict)
-                else {key: getattr(each, key) for key in each.__struct_fields__}
+                else {key: getattr(each, key) for key in each.__struct_fields__ if key not in above}
             )
             for key, below in inner.items():
-                click.echo(f"  {key}: {shown(below)}")
+                say(f"  {key}: {none if below is None else shown(below)}")
         else:
-            click.echo(f"{name}: {shown(each)}")
+            say(f"{name}: {shown(each)}")
 
 
 def shown(value: object) -> str:
@@ -97,7 +160,7 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{value:,.3f}"
     if isinstance(value, timedelta):
         return duration_text(value)
     if isinstance(value, datetime):
@@ -116,12 +179,13 @@ def duration_text(value: timedelta) -> str:
     return f"{seconds:,g} s"
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console that writes no escape code where nobody sees them."""
+def console(*, stderr: bool = False, file: IO[str] | None = None) -> Console:
+    """Return a console that writes no escape code where nobody sees them; `file` takes what is meant for it."""
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
     return Console(
         stderr=stderr,
+        file=file,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
         width=None if terminal else WIDE,

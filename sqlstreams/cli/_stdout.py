@@ -42,6 +42,13 @@ class LineWriter:
             await self._write(self._torn, torn=True)
         await self._write(line, torn=False)
 
+    async def finish(self) -> None:
+        """Write the rest of a line that was cut, if there is one. Raises: as `write`."""
+        if self._torn:
+            await self._write(self._torn, torn=True)
+        else:
+            await trio.lowlevel.checkpoint()
+
     async def wait_ready(self) -> None:
         """Wait until the reader takes more, or is gone."""
         if self._poll is not None and not self._poll.poll(0):

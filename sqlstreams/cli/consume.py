@@ -18,6 +18,7 @@ from sqlstreams.cli._drained import Drained
 from sqlstreams.cli._errors import OutputClosed
 from sqlstreams.cli._lines import meta_line, payload_line
 from sqlstreams.cli._options import GROUP, STREAM, Settings, common_options, pass_settings
+from sqlstreams.cli._output import plural
 from sqlstreams.cli._running import Stop, open_client, run
 from sqlstreams.cli._stdout import LineWriter
 from sqlstreams.config import ConsumeOptions
@@ -28,10 +29,11 @@ __all__ = ["consume"]
 BATCH = 1_000
 LOOK_FIRST, LOOK_LAST = 0.05, 0.5  # seconds between two looks whether the group is drained
 CLOSED_SECONDS = 0.5  # how often an idle process looks whether its reader is gone
+FINISH_SECONDS = 2.0  # at the end, for the rest of a line that was cut
 PATIENCE_SECONDS = 5.0  # for a slow reader; at most half of the group's timeout
 
 
-@click.command()
+@click.command(short_help="Consume as a group, a line a message.")
 @click.argument("stream", type=STREAM)
 @click.argument("group", type=GROUP)
 @click.option("--max", "most", type=click.IntRange(1), metavar="N", help="End after N messages.")
@@ -41,8 +43,7 @@ PATIENCE_SECONDS = 5.0  # for a slow reader; at most half of the group's timeout
     "--start",
     type=click.Choice(["beginning", "head"]),
     default="beginning",
-    show_default=True,
-    help="Where a group starts that does not exist yet.",
+    help="Where a new group starts (default beginning).",
 )
 @common_options
 @pass_settings
@@ -123,8 +124,24 @@ class _Printer:
                     await self._out.wait_ready()
                 self._slow = False
             ended.cancel(reason="there is nothing more to print")
+        if self._failed is None:
+            await self._finish_line()
         if self._failed is not None:
             raise self._failed
+
+    async def _finish_line(self) -> None:
+        """Write the rest of a line that was cut, so that no half of it stands before what another process prints."""
+        failed: OSError | None = None
+        with trio.move_on_after(FINISH_SECONDS) as patience:
+            await trio.lowlevel.checkpoint()
+            try:
+                await self._out.finish()
+            except OSError as exc:
+                failed = exc
+        if failed is not None:
+            self._fail(failed.strerror or type(failed).__name__)
+        if patience.cancelled_caught:
+            self._fail("Nobody reads it: the last line is cut and comes again")
 
     async def _print(self, payload: msgspec.Raw, meta: sqlstreams.Meta) -> None:
         """Write a message's line; returning means that it is out."""
@@ -150,7 +167,7 @@ class _Printer:
         await trio.sleep_forever()
 
     def _fail(self, why: str) -> None:
-        self._failed = OutputClosed(f"{why}, after {self.printed:,} messages", subject="stdout")
+        self._failed = OutputClosed(f"{why}, after {plural(self.printed, 'message')}", subject="stdout")
 
     async def _end_when_asked(self, stop: Stop) -> None:
         await stop.asked.wait()

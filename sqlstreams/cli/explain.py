@@ -8,13 +8,13 @@ import click
 
 from sqlstreams.cli._errors import CommandLineError
 from sqlstreams.cli._options import Settings, common_options, pass_settings
-from sqlstreams.cli._output import print_json, print_rows
+from sqlstreams.cli._output import print_json, print_rows, say
 from sqlstreams.errors import SQLStreamsError, all_errors
 
 __all__ = ["explain"]
 
 
-@click.command()
+@click.command(short_help="What the code of an error means.")
 @click.argument("code", required=False)
 @common_options
 @pass_settings
@@ -37,10 +37,10 @@ def explain(settings: Settings, code: str | None) -> int:
     if settings.json:
         print_json(_told(found))
     else:
-        click.echo(f"{found.code}  {found.__name__}")
-        click.echo(f"  {_meaning(found)}")
-        click.echo(f"  What to do: {found.what_to_do}.")
-        click.echo(f"  A retry may help: {'yes' if found.may_retry else 'no'}.")
+        say(f"{found.code}  {found.__name__}")
+        say(f"  {_meaning(found)}")
+        say(f"  What to do: {found.what_to_do}.")
+        say(f"  A retry may help: {'yes' if found.may_retry else 'no'}.")
     return 0
 
 

@@ -9,25 +9,29 @@ import click
 
 from sqlstreams.cli._confirm import confirm
 from sqlstreams.cli._options import DURATION, GROUP, STREAM, Settings, common_options, pass_settings
-from sqlstreams.cli._output import print_fields, print_json, print_rows
-from sqlstreams.cli._running import Stop, open_client, run
+from sqlstreams.cli._output import plural, print_fields, print_json, print_rows, say
+from sqlstreams.cli._running import SCHEMA, Stop, open_client, run
 from sqlstreams.config import GroupConfig
-from sqlstreams.errors import NotFound
+from sqlstreams.errors import DestroyRefused, NotFound
+from sqlstreams.model.names import quote_ident
 
 __all__ = ["group"]
 
 
-@click.group()
+@click.group(short_help="Declare, look at, destroy groups.")
 @common_options
 def group() -> None:
     """Consumers that share one progress through a stream."""
 
 
-@group.command()
+@group.command(short_help="Declare a group as the options say.")
 @click.argument("stream", type=STREAM)
 @click.argument("name", type=GROUP, metavar="GROUP")
 @click.option(
-    "--start", type=click.Choice(["beginning", "head"]), default="beginning", help="Of a new group."
+    "--start",
+    type=click.Choice(["beginning", "head"]),
+    default="beginning",
+    help="Where a new group starts (default beginning).",
 )
 @click.option(
     "--timeout",
@@ -46,9 +50,17 @@ def group() -> None:
     help="The wait after the second failure is up to this. Default 1s.",
 )
 @click.option("--cap", type=DURATION, metavar="DURATION", help="No wait is longer. Default 5m.")
-@click.option("--max-range-reclaims", type=int, help="Owners a range may lose. Default 3.")
-@click.option("--unknown-version", type=click.Choice(["park", "skip"]), help="Of a payload. Default park.")
-@click.option("--history", type=click.Choice(["failures", "all", "none"]), help="Default failures.")
+@click.option("--max-range-reclaims", type=int, help="Owners a range of messages may lose. Default 3.")
+@click.option(
+    "--unknown-version",
+    type=click.Choice(["park", "skip"]),
+    help="What becomes of payloads of a version that no consumer knows. Default park.",
+)
+@click.option(
+    "--history",
+    type=click.Choice(["failures", "all", "none"]),
+    help="Which outcomes are kept. Default failures.",
+)
 @common_options
 @pass_settings
 def register(
@@ -72,7 +84,7 @@ def register(
         if settings.json:
             print_json(row)
         else:
-            click.echo(f"group {row.name} of stream {stream} is registered")
+            say(f"group {row.name} of stream {stream} is registered")
         return 0
 
     return run(work)
@@ -112,7 +124,7 @@ def list_groups(settings: Settings, stream: str) -> int:
     return run(work)
 
 
-@group.command()
+@group.command(short_help="Show what is declared of a group.")
 @click.argument("stream", type=STREAM)
 @click.argument("name", type=GROUP, metavar="GROUP")
 @common_options
@@ -135,7 +147,7 @@ def get(settings: Settings, stream: str, name: str) -> int:
     return run(work)
 
 
-@group.command()
+@group.command(short_help="Show how far a group is behind, and why.")
 @click.argument("stream", type=STREAM)
 @click.argument("name", type=GROUP, metavar="GROUP")
 @common_options
@@ -152,19 +164,17 @@ def lag(settings: Settings, stream: str, name: str) -> int:
                 return 0
             seen = await consumers.snapshot()
         print_fields(seen.lag)
-        click.echo(f"open_ranges: {seen.open_ranges}")
-        click.echo(f"in_flight: {seen.in_flight}")
-        click.echo(
-            "exceptions: " + ", ".join(f"{count} {status}" for status, count in seen.by_status.items())
-        )
+        say(f"open_ranges: {seen.open_ranges}")
+        say(f"in_flight: {seen.in_flight}")
+        say("exceptions: " + ", ".join(f"{count:,} {status}" for status, count in seen.by_status.items()))
         if seen.held_by is not None:
-            click.echo(f"held_by: {seen.held_by}")
+            say(f"held_by: {seen.held_by}")
         return 0
 
     return run(work)
 
 
-@group.command("dead-letters")
+@group.command("dead-letters", short_help="List the messages that a group gave up.")
 @click.argument("stream", type=STREAM)
 @click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--after", type=click.IntRange(0), default=0, help="Message ids above this one.")
@@ -203,7 +213,7 @@ def dead_letters(
     return run(work)
 
 
-@group.command()
+@group.command(short_help="Delete a group with its progress.")
 @click.argument("stream", type=STREAM)
 @click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -212,8 +222,9 @@ def dead_letters(
 @pass_settings
 def destroy(settings: Settings, stream: str, name: str, *, yes: bool, force: bool) -> int:
     """Delete GROUP with its progress, exceptions and history; the stream's messages stay."""
-    question = f"Delete the group {name} of stream {stream} with its progress?"
-    if not confirm(question, subject=f"group {name!a}", yes=yes):
+    if not confirm(
+        lambda: _question(settings, stream, name, force=force), subject=f"group {name!a}", yes=yes
+    ):
         click.echo("nothing was destroyed", err=True)
         return 1
 
@@ -224,7 +235,39 @@ def destroy(settings: Settings, stream: str, name: str, *, yes: bool, force: boo
         if settings.json:
             print_json({"destroyed": name})
         else:
-            click.echo(f"group {name} is destroyed")
+            say(f"group {name} is destroyed")
         return 0
 
     return run(work)
+
+
+# $1 group
+LIVE = """
+select count(*) from {schema}.worker_instance i
+join {schema}.worker w on w.id = i.worker_id
+join {schema}.node n on n.id = i.node_id
+where w.group_id = $1 and n.ended_at is null
+"""
+
+
+def _question(settings: Settings, stream: str, name: str, *, force: bool) -> str:
+    """Return what to ask before a group is deleted. Raises: NotFound, DestroyRefused."""
+    asked = ""
+
+    async def look(stop: Stop) -> int:
+        nonlocal asked
+        del stop
+        async with open_client(settings) as client:
+            consumers = client.stream(stream).consumer(name)
+            row = await consumers.get()
+            if row is None:
+                raise NotFound("it is not registered", subject=f"group {name!a} of stream {stream!a}")
+            async with client.transaction() as tx:
+                live = await tx.fetchval(LIVE.format(schema=quote_ident(settings.schema or SCHEMA)), row.id)
+        if live and not force:
+            raise DestroyRefused(f"{plural(live, 'consumer')} of it run", subject=f"group {name!a}")
+        running = f" while {plural(live, 'consumer')} of it run" if live else ""
+        asked = f"Delete group {name} of stream {stream} with its progress{running}?"
+        return 0
+
+    return asked if run(look) == 0 else ""

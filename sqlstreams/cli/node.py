@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from sqlstreams.cli._options import Settings, common_options, pass_settings
-from sqlstreams.cli._output import print_json, print_rows
+from sqlstreams.cli._output import plain, print_json, print_rows
 from sqlstreams.cli._running import Stop, open_client, run
 
 __all__ = ["node"]
 
 
-@click.group()
+@click.group(short_help="List the processes that hold something.")
 @common_options
 def node() -> None:
     """Processes that hold leases."""
@@ -29,7 +29,7 @@ def list_nodes(settings: Settings, *, ended: bool) -> int:
         async with open_client(settings) as client:
             rows = await client.nodes(ended=ended)
         if settings.json:
-            print_json(rows)
+            print_json([plain(row) | ({"lease_left": None} if row.ended_at else {}) for row in rows])
         else:
             print_rows(
                 ("id", "name", "host", "pid", "version", "started", "lease left", "ended", "holds"),

@@ -27,10 +27,10 @@ from rich.progress import (
 )
 
 import sqlstreams
-from sqlstreams.cli._errors import CommandLineError, Interrupted
+from sqlstreams.cli._errors import CommandLineError, InputFailed, Interrupted, advised
 from sqlstreams.cli._input import Source, message_of
 from sqlstreams.cli._options import STREAM, Settings, common_options, pass_settings
-from sqlstreams.cli._output import console, print_json
+from sqlstreams.cli._output import console, plural, print_json, say
 from sqlstreams.cli._running import Stop, open_client, run
 from sqlstreams.errors import PayloadInvalid, SQLStreamsError
 
@@ -63,7 +63,7 @@ class Produced(msgspec.Struct):
     bad_lines: list[int] = []
 
 
-@click.command()
+@click.command(short_help="Append messages: one, a file's or stdin's lines.")
 @click.argument("stream", type=STREAM)
 @click.argument("payload", required=False)
 @click.option("--file", "path", metavar="PATH", help="JSON lines, one message a line; - for stdin.")
@@ -89,6 +89,8 @@ def produce(
     if path is None and payload != "-":
         return _produce_one(settings, stream, payload or "", key_field)
     name = path or "-"
+    if name == "-" and not settings.stdin:
+        raise InputFailed("it is closed; nothing was produced", subject="stdin")
     with _opened(name) as fd:
         source = Source(fd, "stdin" if name == "-" else name)
 
@@ -110,7 +112,7 @@ def produce(
 
 
 def _produce_one(settings: Settings, stream: str, payload: str, key_field: str | None) -> int:
-    outgoing = message_of(os.fsencode(payload), key_field, "PAYLOAD")
+    outgoing = message_of(os.fsencode(payload), key_field, "PAYLOAD", what="payload")
 
     async def work(stop: Stop) -> int:
         del stop
@@ -121,7 +123,7 @@ def _produce_one(settings: Settings, stream: str, payload: str, key_field: str |
         if settings.json:
             print_json(sent)
         else:
-            click.echo(f"produced message {sent.id} of stream {stream}")
+            say(f"produced message {sent.id} of stream {stream}")
         return 0
 
     return run(work)
@@ -164,13 +166,11 @@ class _Lines:
         finally:
             self.result.seconds = time.monotonic() - began
         if (bad := self._bad) is not None:
-            raise type(bad)(
-                f"{bad.message} (the {self.result.produced:,} messages before it are produced)",
-                subject=bad.subject,
-            )
+            before = _before(self.result.produced, "it")
+            raise advised(type(bad)(f"{bad.message} ({before})", subject=bad.subject), bad.what_to_do)
 
     async def _read(self, send: trio.MemorySendChannel[Batch]) -> None:
-        while (lines := await self._source.lines()) is not None:
+        while (lines := await self._lines()) is not None:
             for line in lines:
                 self.result.last_line += 1
                 if line and not line.isspace() and not self._take(line):
@@ -178,6 +178,15 @@ class _Lines:
                 if len(self._messages) >= BATCH_MESSAGES or self._size >= BATCH_BYTES:
                     await self._hand_over(send)
             await self._hand_over(send)
+
+    async def _lines(self) -> list[bytes] | None:
+        """Return the source's next lines; one that cannot be read further ends as at a bad line."""
+        try:
+            return await self._source.lines()
+        except InputFailed as exc:
+            self._bad = exc
+            await trio.lowlevel.checkpoint()
+            return None
 
     def _take(self, line: bytes) -> bool:
         """Add a line to the batch; say whether to go on."""
@@ -212,13 +221,19 @@ class _Lines:
             except SQLStreamsError as exc:
                 where = f"lines {first} to {last} of {self._source.name}"
                 raise type(exc)(
-                    f"{exc.message} (at {where}; the {result.produced:,} messages before them are produced)",
+                    f"{exc.message} (at {where}; {_before(result.produced, 'them')})",
                     subject=exc.subject,
                 ) from exc
             if result.first_id is None:
                 result.first_id = sent[0].id
             result.last_id = sent[-1].id
             result.produced += len(sent)
+
+
+def _before(count: int, what: str) -> str:
+    if not count:
+        return "nothing is produced"
+    return f"the {plural(count, 'message')} before {what} {'is' if count == 1 else 'are'} produced"
 
 
 async def _cancel_when_asked(stop: Stop, scope: trio.CancelScope) -> None:
@@ -238,7 +253,10 @@ def _opened(path: str) -> Iterator[int]:
             os.close(fd)
             raise IsADirectoryError(21, "Is a directory")
     except OSError as exc:
-        raise CommandLineError(f"it cannot be read: {exc.strerror}", subject=f"file {path!a}") from exc
+        raise advised(
+            CommandLineError(f"it cannot be read: {exc.strerror}", subject=f"file {path!a}"),
+            "Check the path and its permissions",
+        ) from exc
     try:
         yield fd
     finally:
@@ -266,14 +284,14 @@ def _report(settings: Settings, stream: str, source: Source, result: Produced) -
         print_json(result)
     else:
         rate = result.produced / max(result.seconds, 0.001)
-        click.echo(
-            f"produced {result.produced:,} messages to stream {stream} in {result.seconds:.1f} s ({rate:,.0f}/s)"
+        say(
+            f"produced {plural(result.produced, 'message')} to stream {stream} in {result.seconds:.1f} s ({rate:,.0f}/s)"
         )
         if result.skipped:
             more = ", …" if result.skipped > len(result.bad_lines) else ""
             numbers = ", ".join(map(str, result.bad_lines))
             click.echo(
-                f"skipped {result.skipped:,} bad {'lines' if result.skipped > 1 else 'line'}: {numbers}{more}",
+                f"skipped {plural(result.skipped, 'bad line')}: {numbers}{more}",
                 err=True,
             )
     if not source.ended and source.size is not None:

@@ -150,10 +150,12 @@ def test_the_demo_loses_nothing_and_says_so_when_a_line_is_removed(dsn: str, tmp
     assert done.returncode == 0, done
     assert b"\x1b" not in done.stdout + done.stderr
     assert b"SIGKILL for charge-cards 1" in done.stdout
-    assert done.stdout.splitlines()[-1].strip() == b"lost 0"
+    *_, dead, _, lost, check = (line.strip() for line in done.stdout.decode().splitlines())
+    assert dead == "dead: 5 cannot be decoded, 2 always fail (charge-cards), as planned"
+    assert (lost, check) == ("lost 0", f"count again: sqlstreams demo --check {keep}")
     assert run_cli(dsn, "stream", "list").stdout == b"no stream is registered\n"
 
-    journal = keep / f"{AUDIT} 1.jsonl"
+    journal = keep / f"{AUDIT}-1.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     at = next(at for at, line in enumerate(lines) if msgspec.json.decode(line)["outcome"] == "handled")
     removed = msgspec.json.decode(lines.pop(at))["id"]

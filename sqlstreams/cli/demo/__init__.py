@@ -7,12 +7,14 @@ process, `report` counts, `show` shows, `stage` runs it all.
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from pathlib import Path
 
 import click
 
 from sqlstreams.cli._options import Settings, common_options, pass_settings
-from sqlstreams.cli._output import print_json
+from sqlstreams.cli._output import print_json, say
 from sqlstreams.cli._running import Stop, run
 from sqlstreams.cli.demo.journal import read_history
 from sqlstreams.cli.demo.plan import Plan
@@ -23,7 +25,7 @@ from sqlstreams.cli.demo.stage import play
 __all__ = ["demo"]
 
 
-@click.command()
+@click.command(short_help="Payments flow, fail, survive a kill; none is lost.")
 @click.option(
     "--messages", type=click.IntRange(100, 1_000_000), default=20_000, show_default=True, help="Payments."
 )
@@ -42,15 +44,15 @@ __all__ = ["demo"]
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Only count again from the files of an earlier --keep.",
 )
-@common_options
+@partial(common_options, url_help="postgresql://… of a database to use instead of a private one.")
 @pass_settings
 def demo(
     settings: Settings, messages: int, rate: int, seed: int, keep: Path | None, check: Path | None
 ) -> int:
     """Watch payments flow, fail, and survive a killed process, with nothing lost.
 
-    Runs on a private Postgres, unless --database-url names one ($SQLSTREAMS_DATABASE_URL is not used). Exit 1 when a
-    single payment is missing.
+    Runs on a private Postgres, unless --database-url is given: for this command alone the variable
+    $SQLSTREAMS_DATABASE_URL counts for nothing. Exit 1 when a single payment is missing.
     """
     if check is not None:
         return _conclude(settings, judge(read_history(check)))
@@ -59,7 +61,10 @@ def demo(
     async def work(stop: Stop) -> int:
         del stop
         show = Show(plan, stderr=settings.json)
-        return _conclude(settings, await play(settings, plan, show, keep))
+        code = _conclude(settings, await play(settings, plan, show, keep))
+        if keep is not None and not settings.json:
+            say(f"count again: sqlstreams demo --check {shlex.quote(str(keep))}")
+        return code
 
     return run(work)
 

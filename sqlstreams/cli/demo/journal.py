@@ -25,6 +25,7 @@ __all__ = [
     "Sent",
     "Tail",
     "encode_lines",
+    "journal_path",
     "read_history",
 ]
 
@@ -121,6 +122,11 @@ class Tail:
         self._at += len(whole) + 1 if whole else 0
         for line in whole.splitlines():
             yield _decode(line)
+
+
+def journal_path(directory: Path, process: str) -> Path:
+    """Return where a process writes; no space in the name, so that a shell needs no quotes."""
+    return directory / f"{process.replace(' ', '-')}.jsonl"
 
 
 def encode_lines(records: Sequence[Record]) -> bytes:

@@ -15,7 +15,7 @@ __all__ = ["AUDIT", "CHARGE", "GROUP", "LEASE", "STREAM", "Kind", "Orders", "Pay
 STREAM = "payments.requested"
 CHARGE, AUDIT = "charge-cards", "audit-payments"
 
-# Short, so that a take-over and the last retry can be waited for.
+# Short, so that a take-over and the last retry can be waited for; by default a lease has 15 s.
 LEASE = LeaseConfig(
     ttl=timedelta(seconds=3),
     heartbeat=timedelta(seconds=1),

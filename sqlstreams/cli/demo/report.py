@@ -23,13 +23,15 @@ class GroupReport(msgspec.Struct, frozen=True):
 
     Attributes:
         handled: payments with at least one successful run. retried: runs after a failure.
-        dead: dead letters. redelivered: successful runs beyond a payment's first. lost: ids.
+        dead: dead letters. undecodable, always_fails: those of them that were made to end so. redelivered: successful runs beyond a payment's first. lost: ids.
     """
 
     group: str
     handled: int
     retried: int
     dead: int
+    undecodable: int
+    always_fails: int
     redelivered: int
     lost: list[int]
 
@@ -94,6 +96,8 @@ def _judge_group(history: History, group: str, findings: list[str]) -> GroupRepo
         len(handled.keys() & known),
         sum(each.outcome == "started" and each.attempt > 0 for each in ran),
         len(dead),
+        sum(kinds.get(id_) == "undecodable" for id_ in dead),
+        sum(kinds.get(id_) == "always fails" for id_ in dead),
         sum(handled.values()) - len(handled),
         lost,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +9,16 @@ from dataclasses import dataclass, field
 
 import click
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sqlstreams.cli._output import console
+from sqlstreams.cli._output import console, print_styled, say
 from sqlstreams.cli.demo.journal import Ran, Record, Sent
-from sqlstreams.cli.demo.plan import AUDIT, CHARGE, Plan
+from sqlstreams.cli.demo.plan import AUDIT, CHARGE, LEASE, Plan
 from sqlstreams.cli.demo.report import Report
+from sqlstreams.config import LeaseConfig
 from sqlstreams.consumer import GroupSnapshot
 from sqlstreams.store import NodeRow
 
@@ -104,7 +104,10 @@ class Show:
             self._echo(self._line())
 
     def _echo(self, line: str) -> None:
-        click.echo(line, file=sys.stderr if self._stderr else sys.stdout)
+        if self._stderr:
+            click.echo(line, err=True)
+        else:
+            say(line)
 
     def _of(self, process: str) -> _Counted:
         return self._counted.setdefault(process, _Counted())
@@ -114,7 +117,7 @@ class Show:
         for group, seen in self._groups.items():
             done = sum(counted.done for name, counted in self._counted.items() if name.startswith(group))
             parts.append(
-                f"{group} {done:,} (lag {seen.lag.messages:,}, retrying {seen.by_status.get('ready', 0):,}, "
+                f"{group} {done:,} runs (lag {seen.lag.messages:,}, retrying {seen.by_status.get('ready', 0):,}, "
                 f"dead {seen.by_status.get('dead', 0):,})"
             )
         return "  ".join(parts)
@@ -146,7 +149,7 @@ class Show:
         now = time.monotonic()
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("process", min_width=16)
-        for column in ("done", "per second", "failed runs"):
+        for column in ("runs", "per second", "failed runs"):
             table.add_column(column, justify="right")
         table.add_column("lease")
         leases = {node.name: _lease_of(node) for node in reversed(self._nodes)}
@@ -161,7 +164,7 @@ class Show:
 def _lease_of(node: NodeRow) -> Text:
     if node.ended_at is not None:
         return Text("ended", style="red")
-    cells = max(0, min(LEASE_CELLS, round(node.lease_left * LEASE_CELLS / 3)))
+    cells = max(0, min(LEASE_CELLS, round(node.lease_left * LEASE_CELLS / LEASE.ttl.total_seconds())))
     return Text("█" * cells + "░" * (LEASE_CELLS - cells) + f" {node.lease_left:4.1f} s", style="green")
 
 
@@ -182,14 +185,28 @@ def print_report(report: Report) -> None:
             f"{group.redelivered:,}",
             Text(f"{len(group.lost):,}", style="bold red" if group.lost else "bold green"),
         )
-    screen.print(table)
-    screen.print()
+    shown: list[RenderableType] = [table, "", *(Text(line) for line in _dead(report))]
     if report.takeover_seconds is not None:
         begun = "the payment" if report.in_hand == 1 else f"one of the {report.in_hand} payments"
-        screen.print(
+        shown.append(
             f"takeover time {report.takeover_seconds:.1f} s: from SIGKILL until another process ran {begun}"
-            " that the killed one had in hand"
+            f" that the killed one had in hand; leases last {LEASE.ttl.total_seconds():g} s here"
+            f" (by default {LeaseConfig().ttl.total_seconds():g} s)"
         )
-    screen.print(Text(f"lost {report.lost:,}", style="bold green" if report.passed else "bold red"))
-    for finding in report.findings:
-        screen.print(Text(f"FINDING: {finding}", style="red"))
+    shown.append(Text(f"lost {report.lost:,}", style="bold green" if report.passed else "bold red"))
+    shown += [Text(f"FINDING: {finding}", style="red") for finding in report.findings]
+    print_styled(*shown)
+
+
+def _dead(report: Report) -> list[str]:
+    """Say what the dead letters are, when they are what was planned for every group."""
+    undecodable = max((group.undecodable for group in report.groups), default=0)
+    failing = [(group.group, group.always_fails) for group in report.groups if group.always_fails]
+    planned = all(group.dead == group.undecodable + group.always_fails for group in report.groups)
+    if not undecodable or not planned:
+        return []
+    parts = [
+        f"{undecodable:,} cannot be decoded",
+        *(f"{count:,} always fail ({name})" for name, count in failing),
+    ]
+    return [f"dead: {', '.join(parts)}, as planned"]

@@ -23,11 +23,22 @@ import sqlstreams
 from sqlstreams.cli._errors import DemoFailed
 from sqlstreams.cli._options import Settings
 from sqlstreams.cli._running import SCHEMA
-from sqlstreams.cli.demo.journal import Dead, Journal, Killed, Planned, Ran, Record, Tail, read_history
-from sqlstreams.cli.demo.plan import AUDIT, CHARGE, GROUP, STREAM, Orders, Plan, Role
+from sqlstreams.cli.demo.journal import (
+    Dead,
+    Journal,
+    Killed,
+    Planned,
+    Ran,
+    Record,
+    Tail,
+    journal_path,
+    read_history,
+)
+from sqlstreams.cli.demo.plan import AUDIT, CHARGE, GROUP, LEASE, STREAM, Orders, Plan, Role
 from sqlstreams.cli.demo.report import Report, judge
 from sqlstreams.cli.demo.show import Show
 from sqlstreams.client import DATABASE_URL
+from sqlstreams.config import LeaseConfig
 from sqlstreams.errors import AlreadyExists, ConfigurationError
 
 __all__ = ["play"]
@@ -129,7 +140,7 @@ class _Stage:
         self._show = show
         self._directory = directory
         self._journal = Journal(directory / "demo.jsonl")
-        self._tails = {name: Tail(directory / f"{name}.jsonl") for name in (PRODUCER, *CONSUMERS)}
+        self._tails = {name: Tail(journal_path(directory, name)) for name in (PRODUCER, *CONSUMERS)}
         self._processes: dict[str, trio.Process] = {}
         self._stalled = trio.Event()
         self._killed_at: float | None = None
@@ -146,6 +157,10 @@ class _Stage:
             await self._wait_for_consumers()
             nursery.start_soon(self._follow)
             nursery.start_soon(self._look)
+            self._show.tell(
+                f"leases last {LEASE.ttl.total_seconds():g} s here, so that a take-over is seen soon"
+                f" (by default {LeaseConfig().ttl.total_seconds():g} s)"
+            )
             self._show.tell(f"producing {self._plan.messages:,} payments, {self._plan.rate:,} a second")
             await nursery.start(self._process, self._orders(PRODUCER, "produce"))
             await self._kill()
@@ -167,7 +182,7 @@ class _Stage:
         self, orders: Orders, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Run a process until it ends. Raises: DemoFailed when it ends badly, unless we killed it."""
-        log = self._directory / f"{orders.name}.log"
+        log = journal_path(self._directory, orders.name).with_suffix(".log")
         command = (sys.executable, "-m", "sqlstreams.cli.demo.worker", msgspec.json.encode(orders).decode())
         with log.open("wb") as output:
             async with trio.open_nursery() as nursery:
@@ -236,7 +251,7 @@ class _Stage:
             and (ran.group == CHARGE and ran.id in self._in_hand and ran.at > self._killed_at)
         ):
             self._taken_over = True
-            self._show.tell(f"{name} took its work over {ran.at - self._killed_at:.1f} s after the kill")
+            self._show.tell(f"{name} took its work over")
 
     async def _kill(self) -> None:
         """Kill the victim while it hangs in a payment: that message's range is open and cannot be recorded."""

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 import sqlstreams
-from sqlstreams.cli.demo.journal import Journal, Sent
+from sqlstreams.cli.demo.journal import Journal, Sent, journal_path
 from sqlstreams.cli.demo.plan import AUDIT, LEASE, STREAM, Kind, Orders, Payment
 
 __all__ = ["main"]
@@ -108,7 +108,7 @@ async def _drain_at_end_of_stdin(client: sqlstreams.Client) -> None:
 
 
 async def _main(orders: Orders) -> None:
-    journal = Journal(Path(orders.directory) / f"{orders.name}.jsonl")
+    journal = Journal(journal_path(Path(orders.directory), orders.name))
     work = _produce if orders.role == "produce" else _consume
     async with sqlstreams.connect(
         schema=orders.schema,
