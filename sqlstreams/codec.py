@@ -105,7 +105,7 @@ def check_json(data: bytes, subject: str) -> None:
     """
     try:
         data.decode("utf-8")
-        msgspec.json.decode(data)
+        msgspec.json.decode(data, type=msgspec.Raw)  # looks at the syntax only: 1e400 is JSON
     except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
         why = type(exc).__name__
     else:

@@ -162,16 +162,20 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def positive(owner: str, name: str, value: object) -> None:
     """Refuse what is not a duration above zero and at most `LONGEST`."""
-    _duration(owner, name, value)
-    if value <= timedelta(0):  # type: ignore[operator]
-        raise ConfigurationError(f"{name} is {value}, allowed is above zero", subject=f"{owner}.{name}")
+    duration = _duration(owner, name, value)
+    if duration <= timedelta(0):
+        raise ConfigurationError(
+            f"{name} is {seconds(duration)}, allowed is above zero", subject=f"{owner}.{name}"
+        )
 
 
 def not_negative(owner: str, name: str, value: object) -> None:
     """Refuse what is not a duration from zero to `LONGEST`."""
-    _duration(owner, name, value)
-    if value < timedelta(0):  # type: ignore[operator]
-        raise ConfigurationError(f"{name} is {value}, allowed is zero or more", subject=f"{owner}.{name}")
+    duration = _duration(owner, name, value)
+    if duration < timedelta(0):
+        raise ConfigurationError(
+            f"{name} is {seconds(duration)}, allowed is zero or more", subject=f"{owner}.{name}"
+        )
 
 
 def whole(owner: str, name: str, value: object, low: int, high: int) -> None:
@@ -198,10 +202,16 @@ def one_of(owner: str, name: str, value: object, allowed: tuple[str, ...]) -> No
         )
 
 
-def _duration(owner: str, name: str, value: object) -> None:
+def seconds(value: timedelta) -> str:
+    """Write a duration in seconds: Python writes -1 s as "-1 day, 23:59:59"."""
+    return f"{value.total_seconds():g} s"
+
+
+def _duration(owner: str, name: str, value: object) -> timedelta:
     if not isinstance(value, timedelta):
         raise ConfigurationError(f"{name} is {value!r}, allowed is a timedelta", subject=f"{owner}.{name}")
     if value > LONGEST:
         raise ConfigurationError(
             f"{name} is longer than {LONGEST.days:,} days, the longest allowed", subject=f"{owner}.{name}"
         )
+    return value

@@ -249,7 +249,7 @@ class ConsumerGroup(Generic[T]):
         lag = lag_of(
             head=row.head,
             settled=row.newest_high if seen.writers else max(seen.head, row.newest_high),
-            committed=row.committed,
+            committed=marks,  # the stored mark follows within a second, while a consumer runs
             newest_high=row.newest_high,
             open_ids=row.open_ids,
             unresolved=row.unresolved,

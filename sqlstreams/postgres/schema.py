@@ -33,7 +33,12 @@ async def install(pool: Pool, sql: Statements, schema: str, *, allowed: bool) ->
     there = await _version(pool, sql, schema)
     if there < SYSTEM_VERSION:
         if not allowed:
-            raise NotInstalled(f"version {there or 'nothing'} is there", subject=f"schema {schema!a}")
+            raise NotInstalled(
+                f"it has version {there}, this release needs {SYSTEM_VERSION}"
+                if there
+                else "it is not there",
+                subject=f"schema {schema!a}",
+            )
         await patiently(lambda: pool.unit_of_work(_install, sql, schema))
 
 

@@ -65,6 +65,11 @@ class ExceptionConsumer:
         context, due = self._context, self._context.pulse.exceptions
         token = context.make_token()
         free = await self._slots()
+        if context.shutdown.requested:  # asked for while we waited for the slot
+            due.mark()
+            for _ in range(free):
+                context.slots.release()
+            return
         try:
             due.clear()
             with context.holdings.using(token):

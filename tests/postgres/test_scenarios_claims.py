@@ -783,3 +783,17 @@ async def test_b12_the_prefix_of_an_open_range_counts_and_hides_nothing(any_dsn)
         await here.store.record(stream.id, finished(group, other, taken))
         await here.advance(group)
         assert await here.committed(group) == 20
+
+
+async def test_lag_says_how_far_the_group_is_also_when_nobody_moves_the_stored_mark(dsn):
+    """The advancer runs inside consumers: between the last record and its next tick the stored mark is behind."""
+    async with open_installation(dsn) as here:
+        stream = await here.stream()
+        group, node = await here.group(stream), await here.node()
+        await here.produce_many(stream, 5)
+        taken = await here.claim(group, node, 5, limit=10)
+        await here.finish(group, node, taken)
+        assert await here.committed(group) == 0
+        async with sqlstreams.connect(dsn) as client:
+            lag = await client.stream(stream.name).consumer(group.name).lag()
+        assert (lag.messages, lag.committed, lag.seconds) == (0, 5, 0.0)
