@@ -198,11 +198,8 @@ class ConsumerGroup(Operations, Generic[T]):
             held_by = f"ids above {marks} are in a range of {', '.join(row.holders) or 'nobody: it waits to be taken'}"
         elif lag.head > row.newest_high:
             oldest = row.newest_high + 1
-            held_by = (
-                "nobody has claimed further"
-                if lag.settled > row.newest_high
-                else "a writer's transaction is open"
-            )
+            nobody = "the group is paused" if row.paused else "nobody has claimed further"
+            held_by = nobody if lag.settled > row.newest_high else "a writer's transaction is open"
         return GroupSnapshot(
             lag=lag,
             open_ranges=row.open_ranges,

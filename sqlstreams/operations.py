@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Literal
 
 import msgspec
 import trio
 
-from sqlstreams.config import whole
+from sqlstreams.config import flag, one_of, whole
 from sqlstreams.errors import ConfigurationError, NotFound, SettleTimeout
 from sqlstreams.model.fence import Observations
 from sqlstreams.model.values import MessageId, Observation, ServerRun, StreamId
@@ -28,6 +28,16 @@ class Position(msgspec.Struct, frozen=True):
     kind: Literal["beginning", "head", "id", "time"]
     value: int | datetime | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what `seek` could not understand. Raises: ConfigurationError."""
+        one_of("Position", "kind", self.kind, ("beginning", "head", "id", "time"))
+        if self.kind == "id":
+            whole("Position", "at_id", self.value, 1, 2**63 - 1)
+        elif self.kind == "time":
+            _check_instant(self.value)
+        elif self.value is not None:
+            raise ConfigurationError(f"{self.kind} has no value", subject="Position.value")
+
     @staticmethod
     def beginning() -> Position:
         """Before the oldest retained message."""
@@ -41,14 +51,14 @@ class Position(msgspec.Struct, frozen=True):
     @staticmethod
     def at_id(id_: int) -> Position:
         """So that the message with this id is the next, or the first one above it. Raises: ConfigurationError."""
-        whole("Position", "at_id", id_, 1, 2**63 - 1)
         return Position("id", id_)
 
     @staticmethod
     def at_time(instant: datetime) -> Position:
-        """So that the first message that is not older is the next. Raises: ConfigurationError for a naive datetime."""
-        if instant.tzinfo is None:
-            raise ConfigurationError("a datetime with a time zone is needed", subject="Position.at_time")
+        """So that the first message that is not older is the next; a future instant means the head.
+
+        Raises: ConfigurationError for what is no datetime with a time zone.
+        """
         return Position("time", instant)
 
 
@@ -163,17 +173,9 @@ class Operations(ABC):
         row = await self._core.store.inspect(group.stream_id, group.id, MessageId(message_id))
         history = [Run(*line) for line in row.history]
         gone = "" if row.present else "; it is not in the log: rolled back, not committed yet, or removed"
-        status, attempts, delays, error, due, fence, node, pid = row.exception or (
-            None,
-            0,
-            0,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
-        owner = f"{node} ({pid})" if node else None
+        nothing = (None, 0, 0, None, None, None, None, None, None)
+        status, attempts, delays, error, due, fence, node, pid, ended = row.exception or nothing
+        owner = f"{node} ({pid})" if node and not ended else None
         if status is not None:
             state = status
             text = {
@@ -226,11 +228,11 @@ class Operations(ABC):
                 target = position.value - 1
             case _:
                 assert isinstance(position.value, datetime)
-                found = await store.first_since(stream.id, retained, seen.head, position.value)
-                if found is None:
+                found = await store.before_instant(stream.id, retained, seen.head, position.value)
+                if found is None:  # what a writer has drawn may still turn out to be it
                     target, run = await self._settled_head(stream)
-                else:
-                    target = found - 1
+                    found = await store.before_instant(stream.id, retained, target, position.value)
+                target = target if found is None else found
         if target > seen.head and position.kind == "id":
             raise ConfigurationError(
                 f"id {target + 1} is not drawn yet, the newest is {seen.head}", subject="Position.at_id"
@@ -249,13 +251,22 @@ class Operations(ABC):
         text: str | None,
         everything: bool,  # noqa: FBT001
     ) -> int:
-        if (ids is not None) + (text is not None) + bool(everything) != 1:
+        if (ids is not None) + (text is not None) + (everything is not False) != 1:
             raise ConfigurationError(
                 "say which: exactly one of ids, error_contains and all=True", subject=what
             )
+        flag(what, "all", everything)
+        given: object = ids
+        if given is not None and (isinstance(given, str | bytes) or not isinstance(given, Iterable)):
+            raise ConfigurationError(f"ids is {ids!r}, allowed are message ids", subject=f"{what}.ids")
         wanted = None if ids is None else list(ids)
         for id_ in wanted or ():
             whole(what, "ids", id_, 1, 2**63 - 1)
+        if text is not None and not _searchable(text):
+            raise ConfigurationError(
+                f"error_contains is {text!r}, allowed is a text of one character and more; all=True means all",
+                subject=f"{what}.error_contains",
+            )
         group = await self._resolve()
         store = self._core.store
         call = store.redrive if what == "redrive" else store.discard
@@ -304,3 +315,20 @@ class Operations(ABC):
     @abstractmethod
     async def _stream_row(self) -> StreamRow:
         """Return the declared stream. Raises: NotFound."""
+
+
+def _check_instant(value: object) -> None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise ConfigurationError("a datetime with a time zone is needed", subject="Position.at_time")
+    try:
+        value.astimezone(timezone.utc)  # noqa: UP017 - the name is as good on 3.11
+    except OverflowError:
+        raise ConfigurationError(f"{value} is no instant in UTC", subject="Position.at_time") from None
+
+
+def _searchable(text: object) -> bool:
+    """Say whether it is a text of one character and more that Postgres can have: no NUL, no lone surrogate."""
+    try:
+        return isinstance(text, str) and text != "" and b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False

@@ -71,9 +71,11 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, none: s
         click.echo(none)
 
 
-def print_fields(value: msgspec.Struct) -> None:
+def print_fields(value: msgspec.Struct, *, without: Sequence[str] = ()) -> None:
     """Print a struct on stdout, a field a line; fields of a config stand indented below it."""
     for name in value.__struct_fields__:
+        if name in without:
+            continue
         each = getattr(value, name)
         if isinstance(each, msgspec.Struct | dict):
             click.echo(f"{name}:")

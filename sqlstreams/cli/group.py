@@ -1,4 +1,4 @@
-"""`sqlstreams group …`: declare, look at and destroy consumer groups."""
+"""`sqlstreams group …`: declare, look at, operate and destroy consumer groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlstreams.cli._confirm import confirm
 from sqlstreams.cli._options import DURATION, GROUP, STREAM, Settings, common_options, pass_settings
 from sqlstreams.cli._output import print_fields, print_json, print_rows
 from sqlstreams.cli._running import Stop, open_client, run
+from sqlstreams.cli.group_operations import OPERATIONS
 from sqlstreams.config import GroupConfig
 from sqlstreams.errors import NotFound
 
@@ -21,6 +22,10 @@ __all__ = ["group"]
 @common_options
 def group() -> None:
     """Consumers that share one progress through a stream."""
+
+
+for operation in OPERATIONS:
+    group.add_command(operation)
 
 
 @group.command()
@@ -157,6 +162,8 @@ def lag(settings: Settings, stream: str, name: str) -> int:
         click.echo(
             "exceptions: " + ", ".join(f"{count} {status}" for status, count in seen.by_status.items())
         )
+        if seen.paused:
+            click.echo("paused: yes")
         if seen.held_by is not None:
             click.echo(f"held_by: {seen.held_by}")
         return 0

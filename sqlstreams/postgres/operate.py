@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlstreams.errors import GroupBusy, NotFound, ServerRunChanged
+from sqlstreams.errors import GroupBusy, GroupDamaged, NotFound, ServerRunChanged
 from sqlstreams.model.values import GroupId, MessageId, ServerRun, StreamId
 from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.part import Part, fetch, fetchrow, fetchval, gone_is_not_found, patiently
@@ -48,13 +48,13 @@ class Operate(Part):
         with gone_is_not_found(stream):
             return await self._pool.read(self._inspect, stream, group, message)
 
-    async def first_since(self, stream: StreamId, low: int, high: int, instant: datetime) -> int | None:
-        """Return the first message of (low, high] that is not older than an instant.
+    async def before_instant(self, stream: StreamId, low: int, high: int, instant: datetime) -> int | None:
+        """Return the newest id that is there below the first message of (low, high] that is not older than an instant.
 
         Ids are drawn with the instant of their row, so both grow together but for what runs at the same moment.
         """
         with gone_is_not_found(stream):
-            return await self._pool.read(self._first_since, stream, low, high, instant)
+            return await self._pool.read(self._before_instant, stream, low, high, instant)
 
     async def oldest_retained(self, stream: StreamRow) -> int:
         """Return the id above which everything retained lies."""
@@ -113,6 +113,8 @@ class Operate(Part):
         exception = await conn.fetchrow(self._sql("inspect_exception", stream), group, message)
         history = await conn.fetch(self._sql("inspect_history", stream), group, message)
         assert where is not None
+        if where[1] is None:
+            raise GroupDamaged("it has no claim rows", subject=f"group {group}")
         return InspectedRow(
             present=where[0],
             newest_high=where[1],
@@ -123,7 +125,7 @@ class Operate(Part):
             history=tuple(tuple(line) for line in history),
         )
 
-    async def _first_since(
+    async def _before_instant(
         self, conn: Connection, stream: StreamId, low: int, high: int, instant: datetime
     ) -> int | None:
         below, above = low, high + 1  # below: older or nothing there; above: not older, or the end
@@ -134,10 +136,9 @@ class Operate(Part):
                 above = middle
             else:
                 below = row[0]
-        found: Any = await conn.fetchval(
-            self._sql("first_since", stream), max(below - SCAN_IDS, low + 1), instant
-        )
-        return None if found is None or found > high else int(found)
+        start = max(below - SCAN_IDS, low + 1)
+        found: Any = await conn.fetchrow(self._sql("before_instant", stream), start, instant)
+        return None if found is None or found[0] > high else max(found[1] or 0, low)
 
     async def _seek(
         self,

@@ -290,8 +290,12 @@ class OperateStore(Protocol):
     async def inspect(self, stream: StreamId, group: GroupId, message: MessageId) -> InspectedRow:
         """Look at one message of a group."""
 
-    async def first_since(self, stream: StreamId, low: int, high: int, instant: datetime) -> int | None:
-        """Return the first message of (low, high] that is not older than an instant, None when there is none."""
+    async def before_instant(self, stream: StreamId, low: int, high: int, instant: datetime) -> int | None:
+        """Return the position right before the first message of (low, high] that is not older than an instant.
+
+        It is the newest id below it that is there, since an id between the two may still appear, or `low`.
+        Returns: None when every message there is older.
+        """
 
     async def oldest_retained(self, stream: StreamRow) -> int:
         """Return the id above which everything retained lies."""

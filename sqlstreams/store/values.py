@@ -229,7 +229,7 @@ class InspectedRow(msgspec.Struct, frozen=True):
     """What is known of one message in one group.
 
     `open_range` is (low, high, done_through, fence, reclaims, node name, pid, whether the node has ended), `exception` is (status,
-    attempts, delays, error, can run after, fence, node name, pid), a line of `history` (attempt, status, error, at).
+    attempts, delays, error, can run after, fence, node name, pid, whether the node has ended), a line of `history` (attempt, status, error, at).
     """
 
     present: bool

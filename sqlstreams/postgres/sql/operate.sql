@@ -48,7 +48,7 @@ order by c.low desc
 limit 1;
 
 -- inspect_exception: the exception a message has in a group. $1 group  $2 message
-select e.status, e.attempts, e.delays, e.last_error, e.can_run_after, e.fence, n.name, n.pid
+select e.status, e.attempts, e.delays, e.last_error, e.can_run_after, e.fence, n.name, n.pid, n.ended_at is not null as ended
 from {schema}.exception_queue_{stream} e
 left join {schema}.node n on n.id = e.node_id
 where e.group_id = $1 and e.message_id = $2;
@@ -80,5 +80,10 @@ select pg_advisory_xact_lock('{schema}.claim_{stream}'::regclass::oid::int, $1::
 -- created_at: when the first message from an id on was created. $1 id
 select m.id, m.created_at from {schema}.message_log_{stream} m where m.id >= $1 order by m.id limit 1;
 
--- first_since: the first message from an id on that is not older. $1 id  $2 instant
-select m.id from {schema}.message_log_{stream} m where m.id >= $1 and m.created_at >= $2 order by m.id limit 1;
+-- before_instant: the first message from an id on that is not older, and the newest one below it that is there, in one snapshot: an id
+-- between them may still appear. $1 id  $2 instant
+select m.id, (select max(k.id) from {schema}.message_log_{stream} k where k.id < m.id)
+from {schema}.message_log_{stream} m
+where m.id >= $1 and m.created_at >= $2
+order by m.id
+limit 1;
