@@ -52,10 +52,10 @@ class Nodes(Part):
             ended += await self._pool.autocommit(fetchval, self._sql("node_end"), node, beats) is not None
         return ended
 
-    async def beats(self, own: NodeId) -> dict[NodeId, int]:
-        """Return the beats of every other node that has not ended."""
+    async def beats(self, own: NodeId) -> dict[NodeId, tuple[int, float]]:
+        """Return the beats, and the ttl in seconds, of every other node that has not ended."""
         rows = await self._pool.read(fetch, self._sql("node_live"), own)
-        return {NodeId(row[0]): row[1] for row in rows}
+        return {NodeId(row[0]): (row[1], row[2]) for row in rows}
 
     async def end_silent_node(self, node: NodeId, beats: int) -> bool:
         """End a node whose beats stood still."""

@@ -172,7 +172,7 @@ async def append(
             healed += 1
             if healed > HEAL_TRIES:
                 raise
-            await runway.heal(len(rows))
+            await runway.heal(len(rows) << healed)  # others use up what was made: more room with each try
         except (StoreUnavailable, Contended):
             if trio.current_time() >= give_up:
                 raise

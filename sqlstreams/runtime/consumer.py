@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ import trio
 
 from actors import Actor, Due, Shutdown
 from sqlstreams.config import ConsumeOptions
-from sqlstreams.errors import NotFound, SQLStreamsError
+from sqlstreams.errors import LeaseLost, NotFound, SQLStreamsError
 from sqlstreams.model.values import GroupId, StreamId, Token
 from sqlstreams.runtime.context import Context, Counters, known_outcome
 from sqlstreams.runtime.doorbell import Doorbell
@@ -54,6 +54,7 @@ class Process:
     make_token: Callable[[], Token]
     random: Random
     grace: float
+    tokens: dict[Token, int] = field(default_factory=dict)  # in use by any task of the process
 
 
 class Consumer:
@@ -131,7 +132,7 @@ class Consumer:
                 reads=self._reads,
                 watch=watch,
                 pulse=pulse,
-                holdings=Holdings(process.store, pulse, every, freed),
+                holdings=Holdings(process.store, pulse, every, freed, process.tokens),
                 shutdown=process.shutdown,
                 slots=trio.Semaphore(self._options.concurrency),
                 make_token=process.make_token,
@@ -143,9 +144,7 @@ class Consumer:
             pulse.epoch, pulse.updated_at, pulse.paused = group.epoch, group.updated_at, group.paused
             token = process.make_token()
             try:
-                await known_outcome(
-                    process.random, lambda: process.store.join(group.worker_id, node.id, token)
-                )
+                await self._join(node, token)
                 async with trio.open_nursery() as nursery:
                     await self._start(nursery, context, node)
                     if not self._started:
@@ -159,6 +158,15 @@ class Consumer:
                     suppress(SQLStreamsError),
                 ):  # bounded: LEAVE_SECONDS
                     await process.store.leave(token)
+
+    async def _join(self, node: Node, token: Token) -> None:
+        process, worker = self._process, self._group.worker_id
+        try:
+            await known_outcome(process.random, lambda: process.store.join(worker, node.id, token))
+        except LeaseLost:
+            node.lease.lose("the database has ended this node")
+        if node.lease.lost:
+            await trio.sleep_forever()  # the guard cuts it here, and the next node goes on
 
     async def _start(self, nursery: trio.Nursery, context: Context, node: Node) -> None:
         """Start what goes on beside the work."""
@@ -222,6 +230,11 @@ def _raise_cause(group: BaseExceptionGroup[BaseException]) -> None:
             todo.extend(each.exceptions)
         else:
             leaves.append(each)
-    if len(leaves) == 1 or all(isinstance(each, SQLStreamsError) for each in leaves):
-        raise leaves[0]
-    raise group
+    if len(leaves) > 1 and not all(isinstance(each, SQLStreamsError) for each in leaves):
+        raise group
+    cause = leaves[0]
+    context = cause.__context__
+    try:
+        raise cause
+    finally:
+        cause.__context__ = context  # not the group: it would be told twice

@@ -28,7 +28,10 @@ class Background:
         """Start a task. Raises: ClientClosed."""
         if self._nursery is None:
             raise ClientClosed("its block has ended")
-        self._nursery.start_soon(fn, *args)
+        try:
+            self._nursery.start_soon(fn, *args)
+        except RuntimeError as exc:  # the nursery is closing
+            raise ClientClosed("its block has ended") from exc
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the tasks."""

@@ -82,8 +82,11 @@ class Doorbell:
         task_status.started()
         while True:
             await self._wake.wait()
+            next_at = (
+                trio.current_time() + GAP_SECONDS
+            )  # from the beginning: what a ring takes is no extra pause
             await self.flush()
-            await trio.sleep(GAP_SECONDS)
+            await trio.sleep_until(next_at)
 
     async def flush(self) -> None:
         """Ring now for what is pending."""

@@ -1,6 +1,7 @@
 """The user's handler: what it must look like, and one run of it under its timeout.
 
-Guarantee   a run ends in a result, or is cut short by a cancel from outside; nothing a handler raises ends the consumer.
+Guarantee   a run ends in a result, or is cut short by a cancel from outside; nothing a handler raises ends the consumer
+            but KeyboardInterrupt and SystemExit.
 Cancelled   the handler is cancelled; a plain function runs on in its thread, and the run waits until it has ended.
 
 Source: docs/explanation/delivery.md
@@ -20,6 +21,7 @@ import trio
 from sqlstreams.codec import Codec, Undecodable, decode_headers
 from sqlstreams.errors import ConfigurationError
 from sqlstreams.model.outcome import Result, Success, TerminalOutcome, classify, clean_text
+from sqlstreams.runtime.failures import FailureLog
 from sqlstreams.store import MessageRow
 
 __all__ = ["Handler", "HandlerRunner", "Meta", "check_handler"]
@@ -28,6 +30,7 @@ T = TypeVar("T")
 Handler = Callable[..., Any]
 
 _SUCCESS = Success()
+_NOT_ITS_OWN = (trio.Cancelled, KeyboardInterrupt, SystemExit)
 _BOTH = 2
 
 
@@ -126,6 +129,7 @@ class HandlerRunner(Generic[T]):
         )
         self._decode = codec.decode
         self._stream, self._group = names
+        self._failures = FailureLog(names)
         self.timeout = timeout
 
     async def run(self, row: MessageRow, attempts: int, delays: int, fence: int) -> Result:
@@ -139,20 +143,26 @@ class HandlerRunner(Generic[T]):
         try:
             message = self._decode(row.payload)
         except Undecodable as exc:
-            return TerminalOutcome(clean_text(f"Undecodable: {exc}"))
+            undecodable = TerminalOutcome(clean_text(f"Undecodable: {exc}"))
+            self._failures.tell(row.id, attempts, undecodable, exc)
+            return undecodable
         deadline = trio.current_time() + self.timeout
         scope = trio.CancelScope(deadline=deadline)
+        raised: BaseException | None = None
         try:
             with scope:
                 if self._both:
                     await self._call(message, self._meta(row, attempts, delays, fence))
                 else:
                     await self._call(message)
-        except Exception as exc:  # noqa: BLE001 - whatever a handler raises is its result
-            return classify(exc, scope.cancel_called or trio.current_time() >= deadline)
-        if scope.cancel_called or trio.current_time() >= deadline:
-            return classify(None, timed_out=True)
-        return _SUCCESS
+        except BaseException as exc:  # noqa: ASYNC103, BLE001 - raised again there, if it is not the handler's
+            raised = _without_cut(exc)
+        else:
+            if not scope.cancel_called and trio.current_time() < deadline:
+                return _SUCCESS
+        result = classify(raised, scope.cancel_called or trio.current_time() >= deadline)
+        self._failures.tell(row.id, attempts, result, raised)
+        return result
 
     def _meta(self, row: MessageRow, attempts: int, delays: int, fence: int) -> Meta:
         return Meta(
@@ -168,6 +178,20 @@ class HandlerRunner(Generic[T]):
             delays,
             fence,
         )
+
+
+def _without_cut(exc: BaseException) -> BaseException:
+    """Return what a handler raised by itself; raise again what is not its own: a cancel from outside, Ctrl-C, SystemExit.
+
+    A handler that is cut short may raise on its way out: then it counts as cut short, and its message comes again.
+    """
+    if isinstance(exc, _NOT_ITS_OWN):
+        raise exc
+    if isinstance(exc, BaseExceptionGroup):
+        cut, _ = exc.split(_NOT_ITS_OWN)
+        if cut is not None:
+            raise cut from None
+    return exc
 
 
 class _ReturnedAwaitable(Exception):

@@ -31,21 +31,30 @@ _log = logging.getLogger("sqlstreams.consumer")
 
 
 class Holdings:
-    """The tokens that tasks of one consumer use, and the comparison.
+    """The tokens that tasks of one process use, and the comparison for one group.
 
     Args:
         store: what to compare with.
         pulse: the group.
         every: seconds between two comparisons.
         freed: told when something was given back.
+        known: the tokens that tasks of this process use, and how often: a node's holdings are those of all its
+            consumers; None when there is only one.
     """
 
-    def __init__(self, store: ClaimStore, pulse: GroupPulse, every: float, freed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: ClaimStore,
+        pulse: GroupPulse,
+        every: float,
+        freed: Callable[[], None],
+        known: dict[Token, int] | None = None,
+    ) -> None:
         self._store = store
         self._pulse = pulse
         self._every = every
         self._freed = freed
-        self._known: dict[Token, int] = {}
+        self._known: dict[Token, int] = {} if known is None else known
         self._due = Due()
         self.given_back = 0
 

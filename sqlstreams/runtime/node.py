@@ -130,15 +130,15 @@ class Nodes:
         await self._store.end_expired_nodes()
 
     async def watch_silent(self) -> None:
-        """Look at everybody's beats, and end who has not beaten for two leases by our own clock."""
+        """Look at everybody's beats, and end who has not beaten for two of its own leases by our clock."""
         if (node := self.held) is None:
             return
         now, seen = trio.current_time(), await self._store.beats(node.id)
         kept: dict[NodeId, tuple[int, float]] = {}
-        for other, beats in seen.items():
+        for other, (beats, ttl) in seen.items():
             before = self._silent.get(other)
             since = now if before is None or before[0] != beats else before[1]
-            if now - since > 2 * self.config.ttl.total_seconds():
+            if now - since > 2 * ttl:
                 await self._store.end_silent_node(other, beats)
             else:
                 kept[other] = (beats, since)

@@ -9,7 +9,7 @@ from random import Random
 import trio
 
 from actors import Backoff
-from sqlstreams.errors import Contended, PartitionMissing, SQLStreamsError
+from sqlstreams.errors import ClientClosed, Contended, PartitionMissing, SQLStreamsError
 from sqlstreams.model.values import StreamId
 from sqlstreams.store import LogStore
 
@@ -51,7 +51,10 @@ class Runway:
         if self._busy or not self._near_the_end:
             return
         self._busy = True
-        self._spawn(self._ahead)
+        try:
+            self._spawn(self._ahead)
+        except ClientClosed:  # what was stored is stored; the next process notices
+            self._busy = False
 
     async def heal(self, rows: int) -> None:
         """Make the partitions that the next `rows` ids need; returns when they are there.

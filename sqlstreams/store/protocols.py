@@ -247,8 +247,8 @@ class NodeStore(Protocol):
     async def end_expired_nodes(self) -> int:
         """End nodes whose lease is over and that have not beaten since we looked; never waits for one."""
 
-    async def beats(self, own: NodeId) -> dict[NodeId, int]:
-        """Return the beats of every other node that has not ended."""
+    async def beats(self, own: NodeId) -> dict[NodeId, tuple[int, float]]:
+        """Return the beats, and the ttl in seconds, of every other node that has not ended."""
 
     async def end_silent_node(self, node: NodeId, beats: int) -> bool:
         """End a node whose beats stood still for twice its lease by the watcher's own clock."""

@@ -8,7 +8,8 @@ select message_id, status, attempts, delays, fence from {schema}.claim_exception
 select {schema}.record_exception_{stream}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- dead_letters: the dead of a group in id order. $1 group  $2 after  $3 limit  $4 part of the error, or null
-select e.message_id, e.attempts, e.delays, e.last_error, e.message_key, e.created_at, e.updated_at, m.payload, m.id as present
+select e.message_id, e.attempts, e.delays, e.last_error, e.message_key, coalesce(m.created_at, e.created_at) as created_at,
+  e.updated_at, m.payload, m.id as present
 from {schema}.exception_queue_{stream} e
 left join {schema}.message_log_{stream} m on m.id = e.message_id
 where e.group_id = $1 and e.status = 'dead' and e.message_id > $2

@@ -23,7 +23,7 @@ returning id;
 select id, beats from {schema}.node where ended_at is null and expires_at < (select {schema}.clock()) order by id limit 100;
 
 -- node_live: nodes that have not ended, for a watcher that compares beats by its own clock. $1 own node
-select id, beats from {schema}.node where ended_at is null and id <> $1 order by id;
+select id, beats, extract(epoch from ttl)::float8 from {schema}.node where ended_at is null and id <> $1 order by id;
 
 -- node_end: end somebody's expired node, if it is as we saw it. No row: it lives, or somebody was faster.
 -- $1 node  $2 beats as read

@@ -28,6 +28,7 @@ create table {schema}.node (
   version text not null,
   started_at timestamptz not null default {schema}.clock(),
   beats bigint not null default 0,
+  ttl interval not null,             -- processes may differ: each is judged by its own
   expires_at timestamptz not null,
   ended_at timestamptz,
   token uuid not null,
@@ -144,8 +145,8 @@ begin
       for update skip locked
     );
   end if;
-  insert into {schema}.node (name, host, pid, version, expires_at, token, backend_pid)
-  values (p_name, p_host, p_pid, p_version, (select {schema}.clock()) + p_ttl, p_token, pg_backend_pid())
+  insert into {schema}.node (name, host, pid, version, ttl, expires_at, token, backend_pid)
+  values (p_name, p_host, p_pid, p_version, p_ttl, (select {schema}.clock()) + p_ttl, p_token, pg_backend_pid())
   returning id into registered;
   return registered;
 end $$;
