@@ -121,16 +121,24 @@ class Client:
             signals: others than these two. Only the main thread may use it.
         """
         numbers = signals or (signal.SIGTERM, signal.SIGINT)
-        async with trio.open_nursery() as nursery:
+        try:
+            async with trio.open_nursery() as nursery:
 
-            async def watch(*, task_status: trio.TaskStatus[None]) -> None:
-                await watch_signals(
-                    self._core.process.shutdown, numbers, on_second=_leave, task_status=task_status
-                )
+                async def watch(*, task_status: trio.TaskStatus[None]) -> None:
+                    await watch_signals(
+                        self._core.process.shutdown, numbers, on_second=_leave, task_status=task_status
+                    )
 
-            await nursery.start(watch)
-            yield
-            nursery.cancel_scope.cancel(reason="the block has ended")
+                await nursery.start(watch)
+                yield
+                nursery.cancel_scope.cancel(reason="the block has ended")
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            failure = group.exceptions[0]  # our nursery wrapped what the block raised
+        else:
+            return
+        raise failure
 
 
 @asynccontextmanager
@@ -180,7 +188,7 @@ async def connect(
     sql = Statements(schema)
     rng = random.Random()  # noqa: S311 - jitter
     async with AsyncExitStack() as stack:
-        bridge = await stack.enter_async_context(open_bridge())
+        bridge = await stack.enter_async_context(open_bridge(grace=settings.grace))
         pool = await stack.enter_async_context(open_pool(bridge, settings))
         pinned = {name: Pinned(bridge, settings, name=name) for name in ("node", "watch", "ddl")}
         for conn in pinned.values():

@@ -131,7 +131,7 @@ class Stream(Generic[T]):
         """
         outgoing = Outgoing(payload, message_key, routing_key, headers, idempotency_key)
         row = encode_one(self._codec, self.version, outgoing, self._subject)
-        stream = self._row or await self.resolve()
+        stream = self._row or await self.resolve(tx)
         self._core.check_open()
         batcher, runway = self._core.producer(stream)
         if tx is not None:
@@ -151,7 +151,7 @@ class Stream(Generic[T]):
         Raises: as `produce`; a bad item is named by its index, and nothing was stored.
         """
         rows = encode_batch(self._codec, self.version, items, self._subject)
-        stream = self._row or await self.resolve()
+        stream = self._row or await self.resolve(tx)
         self._core.check_open()
         if not rows:
             await trio.lowlevel.checkpoint()
@@ -204,10 +204,20 @@ class Stream(Generic[T]):
         """Return the declared groups of this stream by name."""
         return list(await self._core.store.groups((await self.resolve()).id))
 
-    async def resolve(self) -> StreamRow:
-        """Return what is declared now. Raises: NotFound, also when the stream was destroyed and another has its name."""
+    async def resolve(self, tx: Transaction | None = None) -> StreamRow:
+        """Return what is declared now. Raises: NotFound, also when the stream was destroyed and another has its name.
+
+        Args:
+            tx: look on its connection: waiting for another one of the pool while it holds this one could be for ever.
+        """
         self._core.check_open()
-        if (row := await self.get()) is None:
+        if tx is None:
+            row = await self.get()
+        elif self._row is not None:
+            row = await tx.stream_by_id(self._row.id)
+        else:
+            row = await tx.stream_by_name(self.name)
+        if row is None:
             raise NotFound("it is not registered", subject=self._subject)
         self._row = row
         return row

@@ -12,12 +12,13 @@ from typing import Any
 
 from sqlstreams.errors import PartitionMissing
 from sqlstreams.model.values import MessageId, StreamId
-from sqlstreams.postgres.log import insert_in_savepoint
+from sqlstreams.postgres.log import insert_in_savepoint, look_in_savepoint
 from sqlstreams.postgres.part import gone_is_not_found
+from sqlstreams.postgres.registry import stream_there
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.postgres.tx import Tx
 from sqlstreams.runtime.partitions import HEAL_TRIES, Runway
-from sqlstreams.store import OutgoingRow
+from sqlstreams.store import OutgoingRow, StreamRow
 
 __all__ = ["Transaction"]
 
@@ -49,6 +50,14 @@ class Transaction:
     async def fetchval(self, query: str, *args: Any) -> Any:
         """Run a statement and return the first value of its first row, or None."""
         return await self._tx.fetchval(query, *args)
+
+    async def stream_by_name(self, name: str) -> StreamRow | None:
+        """Return a stream, looked up on this transaction's connection; called by `produce(…, tx=tx)`."""
+        return stream_there(await self._tx.run(look_in_savepoint, self._sql("stream_by_name"), name))
+
+    async def stream_by_id(self, stream: StreamId) -> StreamRow | None:
+        """Return a stream, looked up on this transaction's connection; called by `produce(…, tx=tx)`."""
+        return stream_there(await self._tx.run(look_in_savepoint, self._sql("stream_by_id"), stream))
 
     async def append(self, stream: StreamId, rows: Sequence[OutgoingRow], runway: Runway) -> list[MessageId]:
         """Append messages; called by `produce(…, tx=tx)` and `produce_batch(…, tx=tx)`.

@@ -3,7 +3,8 @@
 Guarantee   a crossing that is cancelled has ended on the asyncio side when `Bridge.call` returns: nothing runs on.
 Relies on   trio-asyncio runs its loop inside trio, in trio's thread; the loop is kept in the object, since the context
             variable that trio-asyncio looks in is not set in tasks that were started before the loop, nor in system tasks.
-Cancelled   the asyncio side gets one CancelledError, and may use the time it needs to put its own things in order.
+Cancelled   the asyncio side gets one CancelledError, and may use the time it needs to put its own things in order. At the
+            end of the block too: the loop itself would cancel every task of a call, also those that must run to their end.
 Outage      an error that nobody waits for (a task whose exception nobody read, a callback that raised) is counted and
             reported; the loop's default would end the program.
 """
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
+import trio
 import trio_asyncio
 
 from sqlstreams.errors import ClientClosed
@@ -23,6 +25,7 @@ __all__ = ["Bridge", "open_bridge"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+GRACE = 0.5  # seconds; a call takes two graces at most to end after its cancellation
 NURSERIES_OF_THE_LOOP = 2  # each wraps an error of the block once
 
 _log = logging.getLogger("sqlstreams.bridge")
@@ -39,6 +42,8 @@ class Bridge:
         self._loop = loop
         self._report = report
         self._closed = False
+        self._calls: set[trio.CancelScope] = set()
+        self._idle = trio.Event()
         self.reported = 0
 
     async def call(self, fn: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,20 +55,31 @@ class Bridge:
         """
         if self._closed or self._loop.is_closed():
             raise _closed()
+        scope = trio.CancelScope()
+        self._calls.add(scope)
         try:
-            result: T = await self._loop.run_aio_coroutine(fn(*args, **kwargs))
+            with scope:  # cancelled by `close`
+                result: T = await self._loop.run_aio_coroutine(fn(*args, **kwargs))
+                return result
         except (
             asyncio.CancelledError
-        ):  # not by our scope, that would be trio.Cancelled: by the loop, which ends
+        ):  # not by a scope, that would be trio.Cancelled: by the loop, which ends
             if not self._closed:
                 raise
-        else:
-            return result
+        finally:
+            self._calls.discard(scope)
+            if self._closed and not self._calls:
+                self._idle.set()
         raise _closed()
 
-    def close(self) -> None:
-        """Refuse calls from now on."""
+    async def close(self, grace: float) -> None:
+        """Refuse calls from now on, cancel those that are under way, and wait until they have ended: two graces at most."""
         self._closed = True
+        for call in self._calls:
+            call.cancel(reason="the bridge closes")
+        if self._calls:
+            with trio.move_on_after(2 * grace, shield=True):  # bounded: two graces
+                await self._idle.wait()
 
     def handle(self, _loop: object, context: dict[str, Any]) -> None:
         """Count and report an error that nobody waits for.
@@ -84,33 +100,48 @@ class Bridge:
 
 
 @asynccontextmanager
-async def open_bridge(report: Callable[[str], None] | None = None) -> AsyncIterator[Bridge]:
+async def open_bridge(
+    report: Callable[[str], None] | None = None, *, grace: float = GRACE
+) -> AsyncIterator[Bridge]:
     """Open the loop for the block; one for the program.
 
     Args:
         report: told of each error that nobody waited for, in one line without any values. It is logged in any case, by
             `sqlstreams.bridge`.
+        grace: at the end of the block, calls that are under way have two of them to end, in seconds.
 
     Cancelled: calls that are under way get their CancelledError and end first.
     Raises: what the block raises, without the groups of one that the loop's nurseries wrap around it.
     """
-    failure: BaseException
+    failure: BaseException | None
+    block_failed = False
     try:
         async with trio_asyncio.open_loop() as loop:
             bridge = Bridge(loop, report)
             loop.set_exception_handler(bridge.handle)  # before anything else runs
             try:
                 yield bridge
+            except BaseException:
+                block_failed = True
+                raise
             finally:
-                bridge.close()
+                await bridge.close(grace)
     except BaseExceptionGroup as group:
-        failure = group
+        failure = group if block_failed else group.split(_is_leftover)[1]
         for _ in range(NURSERIES_OF_THE_LOOP):
             if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
                 failure = failure.exceptions[0]
+    except (ClientClosed, asyncio.CancelledError) as exc:
+        failure = exc if block_failed else None
     else:
         return
-    raise failure
+    if failure is not None:
+        raise failure
+
+
+def _is_leftover(exc: BaseException) -> bool:
+    """Say whether it is what a task of somebody else ended with as the loop ended; who waits for it has been told."""
+    return isinstance(exc, ClientClosed | asyncio.CancelledError)
 
 
 def _closed() -> ClientClosed:

@@ -12,13 +12,19 @@ import select
 import socket
 from contextlib import suppress
 from typing import TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
 import asyncpg
 import asyncpg.pool
 
 from sqlstreams.errors import ConfigurationError, SQLStreamsError, StoreUnavailable
-from sqlstreams.postgres.settings import KEEPALIVE_COUNT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, PoolSettings
+from sqlstreams.postgres.settings import (
+    KEEPALIVE_COUNT,
+    KEEPALIVE_IDLE,
+    KEEPALIVE_INTERVAL,
+    NO_LIMIT,
+    PoolSettings,
+)
 from sqlstreams.postgres.translate import is_database_error, translate
 
 __all__ = ["Connection", "DriverConnection", "connect", "hang_up", "is_closed", "is_lost", "is_stale"]
@@ -54,11 +60,12 @@ async def connect(settings: PoolSettings, name: str | None = None) -> DriverConn
     Cancelled: there is no connection.
     Raises: ConfigurationError, AuthenticationFailed, PermissionDenied or StoreUnavailable.
     """
-    urls = _each_host(settings.dsn)
+    dsn, limit = _limit_of(settings.dsn, settings.connect_timeout)
+    urls = _each_host(dsn)
     failure: SQLStreamsError | None = None
     for url in urls:
         try:
-            return await _connect_to(url, settings, name, settings.connect_timeout / len(urls))
+            return await _connect_to(url, settings, name, limit / len(urls))
         except Exception as exc:  # noqa: BLE001 - what is not the database's is a URL that could not be read
             failure = _failure_to_connect(exc, settings.where)
             if not isinstance(
@@ -108,16 +115,15 @@ async def _connect_to(url: str, settings: PoolSettings, name: str | None, limit:
         raise ConfigurationError("it must start with postgresql://", subject="database URL")
     _ = urlsplit(url).port  # ValueError when it is out of range; the driver would connect to another one
     wanted = settings.server_settings(name)
-    try:
-        conn = await _dial(url, settings, wanted, limit)
-    except (
-        asyncpg.InvalidParameterValueError,
-        asyncpg.UndefinedObjectError,
-        asyncpg.FeatureNotSupportedError,
+    conn: DriverConnection | None = None
+    with suppress(
+        asyncpg.InvalidParameterValueError, asyncpg.UndefinedObjectError, asyncpg.FeatureNotSupportedError
     ):
+        conn = await _dial(url, settings, wanted, limit)
+    if conn is None:
         # not every system can watch a connection, and then the server refuses to be asked
         wanted = {key: value for key, value in wanted.items() if not key.startswith(("tcp_", "client_"))}
-        conn = await _dial(url, settings, wanted, limit)
+        conn = await _dial_or_name_the_parameter(url, settings, wanted, limit)
     try:
         conn.pooler = settings.pooler
         _keep_alive(conn)
@@ -142,6 +148,24 @@ async def _dial(url: str, settings: PoolSettings, wanted: dict[str, str], limit:
     return conn
 
 
+async def _dial_or_name_the_parameter(
+    url: str, settings: PoolSettings, wanted: dict[str, str], limit: float
+) -> DriverConnection:
+    """Dial; when the server refuses a parameter of the URL, say which, without its value."""
+    try:
+        return await _dial(url, settings, wanted, limit)
+    except (asyncpg.InvalidParameterValueError, asyncpg.UndefinedObjectError) as exc:
+        names = [unquote_plus(part.partition("=")[0]) for part in urlsplit(url).query.split("&")]
+        said = str(exc.args[0] if exc.args else "")
+        wrong = next((name for name in names if name and f'parameter "{name}"' in said), None)
+        if wrong is None:
+            raise
+        what = (
+            "is not known" if isinstance(exc, asyncpg.UndefinedObjectError) else "has a value that is refused"
+        )
+    raise ConfigurationError(f"its parameter {wrong!a} {what}", subject="database URL")
+
+
 def _failure_to_connect(exc: Exception, where: str) -> SQLStreamsError:
     if isinstance(exc, asyncpg.ProtocolViolationError):
         return ConfigurationError(
@@ -153,6 +177,33 @@ def _failure_to_connect(exc: Exception, where: str) -> SQLStreamsError:
     if is_database_error(exc) or isinstance(exc, SQLStreamsError):
         return translate(exc, subject=where)
     return ConfigurationError(f"it is not valid ({type(exc).__name__})", subject="database URL")
+
+
+def _limit_of(dsn: str, limit: float) -> tuple[str, float]:
+    """Take libpq's connect_timeout out of a URL, which the driver would send to the server; 0 and below mean our own."""
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return dsn, limit
+    kept = []
+    for part in parts.query.split("&"):
+        name, _, value = part.partition("=")
+        if unquote_plus(name) != "connect_timeout":
+            kept.append(part)
+            continue
+        try:
+            seconds = int(unquote_plus(value))
+        except ValueError:
+            seconds = None
+        if seconds is None:
+            raise ConfigurationError(
+                "its parameter 'connect_timeout' must be a whole number of seconds", subject="database URL"
+            )
+        if 0 < seconds < NO_LIMIT:
+            limit = float(seconds)
+    if len(kept) == parts.query.count("&") + 1:
+        return dsn, limit
+    return urlunsplit(parts._replace(query="&".join(kept))), limit
 
 
 def _each_host(dsn: str) -> list[str]:

@@ -6,6 +6,7 @@ Source: docs/explanation/fence.md, docs/explanation/partitions.md
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlstreams.errors import StatementRefused
 from sqlstreams.model.values import MessageId, ServerRun, StreamId
@@ -23,14 +24,14 @@ from sqlstreams.postgres.part import (
 from sqlstreams.postgres.statements import Statements
 from sqlstreams.store import Holder, LogRef, MessageRow, OutgoingRow, Seen
 
-__all__ = ["Log", "insert_in", "insert_in_savepoint"]
+__all__ = ["Log", "insert_in", "insert_in_savepoint", "look_in_savepoint"]
 
 
 class Log(Part):
     """LogStore on Postgres."""
 
     async def log_refs(self, streams: Sequence[StreamId]) -> list[LogRef]:
-        """Return what observe needs; a destroyed stream is left out."""
+        """Return what observe needs; a destroyed stream is left out. Raises: PermissionDenied."""
         return await self._pool.read(read_log_refs, self._sql, streams)
 
     async def observe(self, logs: Sequence[LogRef]) -> list[Seen]:
@@ -93,9 +94,12 @@ class Log(Part):
             return number * partition_size
 
     async def runway(self, stream: StreamId, partition_size: int) -> tuple[int, int]:
-        """Return the newest drawn id, and the first id from it on that has no partition."""
+        """Return the newest drawn id, and the first id from it on that has no partition.
+
+        Not on a connection of the pool: those who wait for a partition inside their transactions may have all of them.
+        """
         with gone_is_not_found(stream):
-            numbers, head = await self._pool.read(fetchrow, self._sql("partitions", stream))
+            numbers, head = await self._db.ddl.read(fetchrow, self._sql("partitions", stream))
         there = set(numbers)
         number = (head + 1) // partition_size  # of the next id that will be drawn
         while number in there:
@@ -142,3 +146,15 @@ async def insert_in_savepoint(
         raise
     await conn.execute("release savepoint sqlstreams_produce")
     return ids
+
+
+async def look_in_savepoint(conn: Connection, text: str, key: str | StreamId) -> Any:
+    """Read one row inside a transaction of the application, asyncio-flavoured; refused, the transaction stands where it stood."""
+    await conn.execute("savepoint sqlstreams_look")
+    try:
+        row = await conn.fetchrow(text, key)
+    except Exception:
+        await conn.execute("rollback to savepoint sqlstreams_look; release savepoint sqlstreams_look")
+        raise
+    await conn.execute("release savepoint sqlstreams_look")
+    return row

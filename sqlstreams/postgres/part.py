@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlstreams.errors import Contended, NotFound, StatementRefused
+from sqlstreams.errors import Contended, NotFound, PermissionDenied, StatementRefused
 from sqlstreams.model.values import StreamId, Token
 from sqlstreams.postgres.connect import Connection
 from sqlstreams.postgres.pinned import Pinned
@@ -110,10 +110,17 @@ def message_row(record: Any) -> MessageRow:
 
 
 async def read_log_refs(conn: Connection, sql: Statements, streams: Sequence[StreamId]) -> list[LogRef]:
-    """Look up what an observation needs, asyncio-flavoured; a destroyed stream is left out."""
+    """Look up what an observation needs, asyncio-flavoured; a destroyed stream is left out.
+
+    Raises: PermissionDenied without a right on a log's sequence: its head would look like 0, or not at all.
+    """
     refs = []
     for stream in streams:
         row = await conn.fetchrow(sql("log_oids", stream))
         if row is not None and row[0] is not None and row[1] is not None:
+            if not row[2]:
+                raise PermissionDenied(
+                    f"it needs USAGE or SELECT on the sequence {row[3]}", subject=f"stream {stream}"
+                )
             refs.append(LogRef(stream, row[0], row[1]))
     return refs

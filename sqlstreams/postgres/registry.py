@@ -25,7 +25,7 @@ from sqlstreams.postgres.part import Part, execute, fetch, fetchrow, fetchval, g
 from sqlstreams.postgres.schema import STREAM_VERSION
 from sqlstreams.store import GroupRow, StreamRow
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "stream_there"]
 
 
 class Registry(Part):
@@ -44,11 +44,11 @@ class Registry(Part):
 
     async def stream_by_name(self, name: str) -> StreamRow | None:
         """Return a stream."""
-        return _there(await self._pool.read(fetchrow, self._sql("stream_by_name"), name))
+        return stream_there(await self._pool.read(fetchrow, self._sql("stream_by_name"), name))
 
     async def stream_by_id(self, stream: StreamId) -> StreamRow | None:
         """Return a stream."""
-        return _there(await self._pool.read(fetchrow, self._sql("stream_by_id"), stream))
+        return stream_there(await self._pool.read(fetchrow, self._sql("stream_by_id"), stream))
 
     async def streams(self) -> list[StreamRow]:
         """Return all streams by name."""
@@ -212,7 +212,8 @@ def _decoded(data: bytes, type_: Any) -> Any:
     )
 
 
-def _there(row: Any) -> StreamRow | None:
+def stream_there(row: Any) -> StreamRow | None:
+    """Turn a row of stream_by_name or stream_by_id into a value; None also for a stream that is being destroyed."""
     return None if row is None or row["destroying_at"] is not None else _stream(row)
 
 

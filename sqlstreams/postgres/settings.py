@@ -25,7 +25,7 @@ class PoolSettings:
         size: how many connections the pool may open.
         grace: how long a call may go on after its cancellation, at each of two steps.
         command_timeout: bound of each statement but the user's own.
-        connect_timeout: bound of connecting, all hosts together.
+        connect_timeout: bound of connecting, all hosts together; `connect_timeout` in the URL goes first.
         acquire_timeout: bound of the wait for a connection of the pool.
         warn_after: a caller that waits for a connection longer than this is logged.
         lock_timeout: the server's, for every statement.

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 import asyncpg
 
 from sqlstreams.errors import ClientClosed, TransactionAborted, TransactionInUse
-from sqlstreams.postgres.connect import Connection
+from sqlstreams.postgres.connect import Connection, is_closed
 from sqlstreams.postgres.settings import NO_LIMIT
 
 __all__ = ["Cross", "Tx", "TxState"]
@@ -40,18 +40,21 @@ class TxState:
     over: bool = False
     committing: bool = False
     doomed: bool = False
+    ended: bool = False
 
     def begin_statement(self) -> None:
         """Check that it may run a statement now."""
         if self.over:
             raise ClientClosed("the transaction has ended", subject="transaction")
         self._check_one_task()
+        self._check_not_ended()
         self.busy = True
 
     def end(self) -> None:
         """Check that it may commit now."""
         self.over = True
         self._check_one_task()
+        self._check_not_ended()
         if self.doomed:
             raise TransactionAborted(
                 "a statement was cancelled or took too long, and its error was swallowed"
@@ -64,6 +67,14 @@ class TxState:
         except (asyncio.CancelledError, TimeoutError):
             self.doomed = True
             raise
+        finally:
+            self.ended = not is_closed(self.conn) and not self.conn.is_in_transaction()
+
+    def _check_not_ended(self) -> None:
+        if self.ended:
+            raise TransactionAborted(
+                "a statement inside the block ended the transaction itself (commit or rollback); nothing was sent after it"
+            )
 
     def _check_one_task(self) -> None:
         if self.busy:
@@ -77,7 +88,7 @@ class Tx:
 
     It belongs to one task. A statement that was cancelled, or took too long, may have been done or not: then the
     transaction cannot commit any more. Errors: TransactionInUse (two tasks use it at once: the second statement was not
-    sent), ClientClosed (the block has ended), and those of `Pool.unit_of_work`.
+    sent), TransactionAborted (one of its statements was a commit or a rollback), ClientClosed (the block has ended), and those of `Pool.unit_of_work`.
     """
 
     def __init__(self, cross: Cross, state: TxState) -> None:

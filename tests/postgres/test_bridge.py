@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 
 from sqlstreams.errors import ClientClosed
 from sqlstreams.postgres.bridge import Bridge, open_bridge
+from sqlstreams.postgres.settle import settle
 
 
 async def add(a: int, *, b: int) -> int:
@@ -173,3 +175,77 @@ async def test_a_cancel_from_outside_passes_through():
         async with open_bridge() as bridge:
             await bridge.call(sleep_and_tell, [])
     assert scope.cancelled_caught
+
+
+async def fail_at_the_end(ended: list[str]) -> None:
+    try:
+        await asyncio.sleep(60)  # because something must be there to cancel
+    except asyncio.CancelledError:
+        await asyncio.sleep(0.01)  # because asyncio's clean-up may wait
+        ended.append("failed")
+        raise ClientClosed("its own words") from None
+
+
+async def commit_at_the_end() -> str:
+    return await settle(1.0, asyncio.sleep, 0.05, "committed")
+
+
+async def test_calls_of_other_tasks_end_in_their_own_way_with_the_block_and_only_their_tasks_are_told():
+    bridges: list[Bridge] = []
+    told: list[object] = []
+    ended: list[str] = []
+
+    async def failing() -> None:
+        try:
+            await bridges[0].call(fail_at_the_end, ended)
+        except ClientClosed as exc:
+            told.append(exc.message)
+
+    async def committing() -> None:
+        told.append(await bridges[0].call(commit_at_the_end))
+
+    with trio.fail_after(2):
+        async with trio.open_nursery() as nursery:
+            async with open_bridge() as bridge:
+                bridges.append(bridge)
+                nursery.start_soon(failing)
+                nursery.start_soon(committing)
+                await trio.testing.wait_all_tasks_blocked()
+            assert ended == ["failed"]
+    assert sorted(told, key=str) == ["committed", "its own words"]
+
+
+async def test_what_a_task_without_a_caller_leaves_behind_is_not_raised_by_the_block():
+    left: list[asyncio.Task[None]] = []
+
+    async def leave_a_task() -> None:
+        left.append(asyncio.ensure_future(fail_at_the_end([])))
+        await asyncio.sleep(0)
+
+    async with open_bridge() as bridge:
+        await bridge.call(leave_a_task)
+    error = LookupError()
+    with pytest.RaisesGroup(LookupError, ClientClosed, flatten_subgroups=True):
+        async with open_bridge() as bridge:
+            await bridge.call(leave_a_task)
+            raise error
+
+
+async def test_the_end_of_the_block_waits_two_graces_for_a_call_that_does_not_end():
+    bridges: list[Bridge] = []
+
+    async def stubborn() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)  # because something must be there to cancel
+        await asyncio.sleep(60)  # because it is stubborn
+
+    async def outside() -> None:
+        with suppress(ClientClosed):
+            await bridges[0].call(stubborn)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery, open_bridge(grace=0.1) as bridge:
+        bridges.append(bridge)
+        nursery.start_soon(outside)
+        await trio.testing.wait_all_tasks_blocked()
+    assert 0.2 <= trio.current_time() - began < 1.5

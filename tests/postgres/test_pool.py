@@ -329,6 +329,38 @@ async def test_of_several_hosts_the_first_that_answers_is_taken(dsn):
                     assert hosts in pool.settings.where
 
 
+async def test_connect_timeout_in_the_url_bounds_connecting(dsn):
+    async with opened(f"{dsn}&connect_timeout=3") as (_bridge, pool):
+        assert await pool.read(value, "select 1") == 1
+    async with opened(f"{dsn}&connect_timeout=0") as (_bridge, pool):  # libpq: no bound; ours stays
+        assert await pool.read(value, "select 1") == 1
+    async with open_proxy(dsn) as silent:
+        silent.silent = True
+        user, _, behind = dsn.rpartition("@")
+        url = f"{user}@127.0.0.1:{silent.port}/{behind.partition('/')[2]}&connect_timeout=1"
+        began = trio.current_time()
+        with pytest.raises(StoreUnavailable, match="connecting took too long"):
+            async with opened(url):
+                pass
+        assert 0.9 < trio.current_time() - began < 3
+    with pytest.raises(ConfigurationError, match="connect_timeout") as caught:
+        async with opened(f"{dsn}&connect_timeout=geheim"):
+            pass
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("keepalives_idel", "is not known"), ("statement_timeout", "has a value that is refused")],
+)
+async def test_a_parameter_of_the_url_that_is_refused_is_named_without_its_value(any_dsn, name, what):
+    with pytest.raises(ConfigurationError, match=f"'{name}' {what}") as caught:
+        async with opened(f"{any_dsn}&{name}=geheim"):
+            pass
+    assert "geheim" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
 # Transactions of the user.
 
 
@@ -409,6 +441,29 @@ async def test_a_transaction_with_a_cancelled_statement_does_not_commit(dsn):
                     await tx.execute("select pg_sleep(10)", timeout=0.05)
         await assert_whole(pool, dsn)
     assert await numbers(dsn) == []
+
+
+@pytest.mark.parametrize("ending", ["rollback", "commit", "rollback and chain; rollback"])
+async def test_a_transaction_that_a_statement_ended_says_so_and_sends_nothing_after_it(any_dsn, ending):
+    await make_table(any_dsn)
+    async with opened(any_dsn) as (_bridge, pool):
+        with pytest.raises(TransactionAborted, match="ended the transaction itself"):
+            async with pool.transaction() as tx:
+                await tx.run(insert, 1)
+                await tx.execute(ending)
+        with pytest.raises(TransactionAborted, match="ended the transaction itself"):
+            async with pool.transaction() as tx:
+                await tx.execute(ending)
+                await tx.run(insert, 2)
+        with pytest.raises(ZeroDivisionError):
+            async with pool.transaction() as tx:
+                await tx.execute(ending)
+                raise ZeroDivisionError
+        async with pool.transaction() as tx:
+            await tx.execute("savepoint s; rollback to s; release s")
+            await tx.run(insert, 3)
+        await assert_whole(pool, any_dsn)
+    assert await numbers(any_dsn) == ([1, 3] if ending == "commit" else [3])
 
 
 async def test_the_users_statements_are_not_bounded_by_the_command_timeout(dsn):

@@ -43,7 +43,9 @@ unresolved as (
 select m.newest_high, m.ranges_done, m.committed, m.paused_at is not null as paused,
   o.ranges, o.ids, o.low as open_low, o.through as open_through, o.holders,
   u.rows as unresolved, u.lowest, u.inflight, u.ready, u.deferred, u.parked,
-  coalesce(pg_sequence_last_value('{schema}.message_log_{stream}_id'::regclass), 0) as head
+  coalesce(pg_sequence_last_value('{schema}.message_log_{stream}_id'::regclass),
+    case when has_sequence_privilege('{schema}.message_log_{stream}_id'::regclass, 'usage, select') then 0
+      else currval('{schema}.message_log_{stream}_id'::regclass) end) as head -- currval says that it may not be looked at
 from marks m cross join open o cross join unresolved u;
 
 -- count_dead: how many dead letters a group has. $1 group

@@ -1,9 +1,11 @@
 -- observe: first each log's sequence, then, in one scan, who holds the lock that a writer of a log takes before it draws an id.
 -- The order is the proof: once no holder seen here holds the lock any more, every id up to its head is settled. The first CTE is
 -- aggregated to one row, so all heads are read before the lateral part, which depends on it, starts.
+-- Null means never used, or from Postgres 17 on no right to look: then currval says so, as 42501, before it does anything.
 -- $1 stream ids  $2 oids of their sequences  $3 oids of their logs
 with h as materialized (
-  select array_agg(w.stream_id order by w.at) as streams, array_agg(coalesce(pg_sequence_last_value(w.seq), 0) order by w.at) as heads
+  select array_agg(w.stream_id order by w.at) as streams, array_agg(coalesce(pg_sequence_last_value(w.seq),
+    case when has_sequence_privilege(w.seq, 'usage, select') then 0 else currval(w.seq::regclass) end) order by w.at) as heads
   from unnest($1::bigint[], $2::oid[]) with ordinality as w (stream_id, seq, at)
 )
 select h.streams, h.heads, (select r.id from {schema}.server_run r) as run, pg_postmaster_start_time() as started,
@@ -21,8 +23,11 @@ from pg_stat_activity a
 where a.pid = any($1::int[])
 order by a.xact_start;
 
--- log_oids: what observe needs of a stream, and whether it is still there.
-select to_regclass('{schema}.message_log_{stream}')::oid as log, to_regclass('{schema}.message_log_{stream}_id')::oid as seq;
+-- log_oids: what observe needs of a stream, whether it is still there, and whether the role may look at its sequence.
+select r.log, r.seq, has_sequence_privilege(r.seq, 'usage, select') as allowed, r.seq::regclass::text as name
+from (
+  select to_regclass('{schema}.message_log_{stream}')::oid as log, to_regclass('{schema}.message_log_{stream}_id')::oid as seq
+) r;
 
 -- insert_messages: append messages; ids come back in the order of the arguments.
 -- $1 versions  $2 routing keys  $3 message keys  $4 headers  $5 payloads
@@ -66,7 +71,9 @@ select {schema}.make_partition_{stream}($1, $2);
 
 -- partitions: the partitions that are attached, by number, and the newest id that was drawn.
 select coalesce(array_agg(substring(c.relname from '[0-9]+$')::bigint order by substring(c.relname from '[0-9]+$')::bigint), '{}')
-  as numbers, coalesce((select pg_sequence_last_value('{schema}.message_log_{stream}_id'::regclass)), 0) as head
+  as numbers, coalesce((select pg_sequence_last_value('{schema}.message_log_{stream}_id'::regclass)),
+    case when has_sequence_privilege('{schema}.message_log_{stream}_id'::regclass, 'usage, select') then 0
+      else currval('{schema}.message_log_{stream}_id'::regclass) end) as head
 from pg_inherits i
 join pg_class c on c.oid = i.inhrelid
 where i.inhparent = '{schema}.message_log_{stream}'::regclass and not i.inhdetachpending;
