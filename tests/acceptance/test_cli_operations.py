@@ -75,8 +75,8 @@ def test_seek_to_an_instant(billing: str) -> None:
 def test_seek_while_a_consumer_runs_wants_force(billing: str) -> None:
     sql(
         billing,
-        "insert into sqlstreams.node (name, host, pid, version, expires_at, token, backend_pid)"
-        " values ('n', 'h', 1, '0', now() + interval '1 h', gen_random_uuid(), 1);"
+        "insert into sqlstreams.node (name, host, pid, version, ttl, expires_at, token, backend_pid)"
+        " values ('n', 'h', 1, '0', interval '1 h', now() + interval '1 h', gen_random_uuid(), 1);"
         "insert into sqlstreams.worker_instance (worker_id, node_id, token, fence)"
         " select w.id, n.id, gen_random_uuid(), 1 from sqlstreams.worker w, sqlstreams.node n"
         " where w.group_id is not null and n.ended_at is null",
