@@ -27,6 +27,7 @@ from sqlstreams.errors import ConfigurationError as ConfigurationError
 from sqlstreams.errors import Contended as Contended
 from sqlstreams.errors import DestroyRefused as DestroyRefused
 from sqlstreams.errors import EmbeddedFailed as EmbeddedFailed
+from sqlstreams.errors import GroupBusy as GroupBusy
 from sqlstreams.errors import GroupDamaged as GroupDamaged
 from sqlstreams.errors import LeaseLost as LeaseLost
 from sqlstreams.errors import LimitExceeded as LimitExceeded
@@ -49,6 +50,9 @@ from sqlstreams.errors import TransactionInUse as TransactionInUse
 from sqlstreams.model.lag import Lag as Lag
 from sqlstreams.model.outcome import Delay as Delay
 from sqlstreams.model.outcome import Terminal as Terminal
+from sqlstreams.operations import Inspection as Inspection
+from sqlstreams.operations import Position as Position
+from sqlstreams.operations import Seeked as Seeked
 from sqlstreams.producer import Outgoing as Outgoing
 from sqlstreams.producer import Sent as Sent
 from sqlstreams.runtime.handler import Meta as Meta
@@ -72,10 +76,12 @@ __all__ = [
     "Delay",
     "DestroyRefused",
     "EmbeddedFailed",
+    "GroupBusy",
     "GroupConfig",
     "GroupDamaged",
     "GroupInfo",
     "GroupSnapshot",
+    "Inspection",
     "Lag",
     "LeaseConfig",
     "LeaseLost",
@@ -92,8 +98,10 @@ __all__ = [
     "PartitionMissing",
     "PayloadInvalid",
     "PermissionDenied",
+    "Position",
     "SQLStreamsError",
     "SchemaTooNew",
+    "Seeked",
     "Sent",
     "ServerRunChanged",
     "SettleTimeout",

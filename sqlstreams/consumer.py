@@ -9,16 +9,16 @@ import msgspec
 import trio
 
 from sqlstreams.config import ConsumeOptions, GroupConfig
-from sqlstreams.errors import ConfigurationError, DestroyRefused, NotBuiltYet, NotFound, SettleTimeout
-from sqlstreams.model.fence import Observations
+from sqlstreams.errors import ConfigurationError, DestroyRefused, NotBuiltYet, NotFound
 from sqlstreams.model.lag import Lag, lag_of
 from sqlstreams.model.names import check_name
 from sqlstreams.model.progress import marks_of
-from sqlstreams.model.values import Observation, Progress, ServerRun, StreamId
+from sqlstreams.model.values import Progress, ServerRun
+from sqlstreams.operations import Operations
 from sqlstreams.runtime.consumer import Consumer
 from sqlstreams.runtime.core import Core
 from sqlstreams.runtime.handler import Handler, HandlerRunner, check_handler
-from sqlstreams.store import GroupRow, LogRef, Seen, SnapshotRow, StreamRow
+from sqlstreams.store import GroupRow, SnapshotRow, StreamRow
 from sqlstreams.workers import cursor_advancer
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["ConsumerGroup", "DeadLetter", "GroupSnapshot"]
 
 T = TypeVar("T")
-
-SETTLE_SECONDS = 10.0  # how long a registration at the head waits for writers
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
@@ -66,7 +64,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     payload: msgspec.Raw | None
 
 
-class ConsumerGroup(Generic[T]):
+class ConsumerGroup(Operations, Generic[T]):
     """A consumer group by its name. Made by `stream.consumer(name)`."""
 
     def __init__(self, core: Core, stream: Stream[T], name: str) -> None:
@@ -200,11 +198,8 @@ class ConsumerGroup(Generic[T]):
             held_by = f"ids above {marks} are in a range of {', '.join(row.holders) or 'nobody: it waits to be taken'}"
         elif lag.head > row.newest_high:
             oldest = row.newest_high + 1
-            held_by = (
-                "nobody has claimed further"
-                if lag.settled > row.newest_high
-                else "a writer's transaction is open"
-            )
+            nobody = "the group is paused" if row.paused else "nobody has claimed further"
+            held_by = nobody if lag.settled > row.newest_high else "a writer's transaction is open"
         return GroupSnapshot(
             lag=lag,
             open_ranges=row.open_ranges,
@@ -257,40 +252,10 @@ class ConsumerGroup(Generic[T]):
         )
         return lag, row, marks
 
-    async def _observe_once(self, stream: StreamId, refs: list[LogRef]) -> Seen:
-        for seen in await self._core.store.observe(refs):
-            return seen
-        raise NotFound("it was destroyed", subject=f"stream {stream}")
+    async def _stream_row(self) -> StreamRow:  # type: ignore[explicit-override]  # typing has none on 3.11
+        return await self._stream.resolve()
 
-    async def _settled_head(self, stream: StreamRow) -> tuple[int, ServerRun]:
-        """Observe the head now and wait until its writers have ended."""
-        store, observations = self._core.store, Observations()
-        refs = await store.log_refs([stream.id])
-        wanted: int | None = None
-        pids: tuple[int, ...] = ()
-        pause = 0.005
-        with trio.move_on_after(SETTLE_SECONDS):
-            while True:
-                seen = await self._observe_once(stream.id, refs)
-                if observations.run not in (None, seen.run):
-                    wanted = None
-                observations.add(Observation(seen.head, seen.writers, seen.run))
-                wanted = seen.head if wanted is None else wanted
-                if observations.settled >= wanted:
-                    return wanted, seen.run
-                pids = seen.pids
-                await trio.sleep(pause)
-                pause = min(pause * 2, 0.25)
-        holders = await store.holders(pids)
-        who = ", ".join(
-            f"pid {holder.pid} ({holder.application or 'application not visible'})" for holder in holders
-        )
-        raise SettleTimeout(
-            f"the head {wanted} did not settle within {SETTLE_SECONDS:g} s: {who or 'a writer'} holds a transaction open",
-            subject=self._subject,
-        )
-
-    async def _resolve(self) -> GroupRow:
+    async def _resolve(self) -> GroupRow:  # type: ignore[explicit-override]
         stream = await self._stream.resolve()
         store = self._core.store
         if self._row is not None:

@@ -8,6 +8,7 @@ SQLStreamsError
 ├── NotFound                  the subject was never registered, or was destroyed
 ├── AlreadyExists             the name is taken; nothing was changed
 ├── DestroyRefused            destroying needs a permission or a force that was not given; nothing was destroyed
+├── GroupBusy                consumers of the group run; nothing was changed
 ├── NotInstalled              the schema is not there and installing was not allowed
 ├── SchemaTooNew              the schema was written by a newer, incompatible release
 ├── LeaseLost                 the node that held the subject no longer does; nothing was written
@@ -40,6 +41,7 @@ __all__ = [
     "Contended",
     "DestroyRefused",
     "EmbeddedFailed",
+    "GroupBusy",
     "GroupDamaged",
     "LeaseLost",
     "LimitExceeded",
@@ -134,6 +136,13 @@ class DestroyRefused(SQLStreamsError):
 
     code = "SQLS-DESTROY-REFUSED"
     what_to_do = "Connect with allow_destroy=True, and pass force=True for what is not empty or still runs"
+
+
+class GroupBusy(SQLStreamsError):
+    """Consumers of the group run, and the call would take their work away; nothing was changed."""
+
+    code = "SQLS-GROUP-BUSY"
+    what_to_do = "Stop its consumers first, or pass force=True: what they hold then counts for nothing"
 
 
 class NotInstalled(SQLStreamsError):

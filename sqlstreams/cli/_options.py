@@ -6,18 +6,30 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
 from sqlstreams.model.names import check_name, check_schema
 
-__all__ = ["DURATION", "GROUP", "STREAM", "Settings", "common_options", "pass_settings", "wants_json"]
+__all__ = [
+    "DURATION",
+    "GROUP",
+    "INSTANT",
+    "MESSAGE_ID",
+    "STREAM",
+    "Settings",
+    "common_options",
+    "pass_settings",
+    "wants_json",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 URL_HELP = "postgresql://…, by default $SQLSTREAMS_DATABASE_URL. Prefer the variable: an option's password shows in ps."
+MESSAGE_ID = click.IntRange(1, 2**63 - 1)
+
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*(ms|s|m|h|d)?\s*")
 
@@ -118,3 +130,14 @@ def DURATION(value: str) -> timedelta:  # noqa: N802 - as above
         with suppress(OverflowError):
             return timedelta(seconds=float(found[1]) * _UNITS[found[2] or ""])
     raise click.BadParameter(f"{value!r} is no duration: use seconds, or a number with ms, s, m, h or d")
+
+
+def INSTANT(value: str) -> datetime:  # noqa: N802 - as above
+    """Return an instant as RFC 3339 writes it, with its time zone."""
+    with suppress(ValueError):
+        instant = datetime.fromisoformat(value)
+        if instant.utcoffset() is not None:
+            return instant
+    raise click.BadParameter(
+        f"{value!r} is no instant: use RFC 3339 with a time zone, as 2026-01-31T08:00:00Z"
+    )

@@ -128,15 +128,18 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, none: s
         say(none)
 
 
-def print_fields(value: msgspec.Struct, *, none: str = "-") -> None:
+def print_fields(value: msgspec.Struct, *, none: str = "-", without: Sequence[str] = ()) -> None:
     """Print a struct on stdout, a field a line; fields of a config stand indented below it.
 
     Args:
         value: what is printed.
         none: stands for what is not set in a config.
+        without: fields that are left out.
     """
     above = set(value.__struct_fields__)
     for name in value.__struct_fields__:
+        if name in without:
+            continue
         each = getattr(value, name)
         if isinstance(each, msgspec.Struct | dict):
             say(f"{name}:")

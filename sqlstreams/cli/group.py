@@ -1,4 +1,4 @@
-"""`sqlstreams group …`: declare, look at and destroy consumer groups."""
+"""`sqlstreams group …`: declare, look at, operate and destroy consumer groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlstreams.cli._confirm import confirm
 from sqlstreams.cli._options import DURATION, GROUP, STREAM, Settings, common_options, pass_settings
 from sqlstreams.cli._output import plural, print_fields, print_json, print_rows, say
 from sqlstreams.cli._running import SCHEMA, Stop, open_client, run
+from sqlstreams.cli.group_operations import OPERATIONS
 from sqlstreams.config import GroupConfig
 from sqlstreams.errors import DestroyRefused, NotFound
 from sqlstreams.model.names import quote_ident
@@ -22,6 +23,10 @@ __all__ = ["group"]
 @common_options
 def group() -> None:
     """Consumers that share one progress through a stream."""
+
+
+for operation in OPERATIONS:
+    group.add_command(operation)
 
 
 @group.command(short_help="Declare a group as the options say.")
@@ -167,6 +172,8 @@ def lag(settings: Settings, stream: str, name: str) -> int:
         say(f"open_ranges: {seen.open_ranges}")
         say(f"in_flight: {seen.in_flight}")
         say("exceptions: " + ", ".join(f"{count:,} {status}" for status, count in seen.by_status.items()))
+        if seen.paused:
+            say("paused: yes")
         if seen.held_by is not None:
             say(f"held_by: {seen.held_by}")
         return 0

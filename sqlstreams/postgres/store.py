@@ -6,13 +6,14 @@ from sqlstreams.postgres.claims import Claims
 from sqlstreams.postgres.exceptions import Exceptions
 from sqlstreams.postgres.log import Log
 from sqlstreams.postgres.nodes import Nodes
+from sqlstreams.postgres.operate import Operate
 from sqlstreams.postgres.part import Database, execute
 from sqlstreams.postgres.registry import Registry
 
 __all__ = ["PostgresStore"]
 
 
-class PostgresStore(Registry, Log, Claims, Exceptions, Nodes):
+class PostgresStore(Registry, Log, Claims, Exceptions, Nodes, Operate):
     """Everything that `sqlstreams.store.Store` asks for, in one schema of one database.
 
     Args:

@@ -141,7 +141,7 @@ class Consumer:
                 freed=freed,
                 counters=self.counters,
             )
-            pulse.epoch = group.epoch
+            pulse.epoch, pulse.updated_at, pulse.paused = group.epoch, group.updated_at, group.paused
             token = process.make_token()
             try:
                 await self._join(node, token)

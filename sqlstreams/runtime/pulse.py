@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -38,6 +39,7 @@ class GroupPulse:
         freed: grows each time a range or an exception may have become free.
         ranges: marked when a range may be free. exceptions: when one is due. advance: when a mark can move.
         changed: marked when the declaration changed, or the group is gone.
+        paused: whether nothing is handed out. updated_at: when the declaration, or this, was changed last.
         mark: the group's ranges_done, from where scans for open ranges start. epoch: raised by each seek.
     """
 
@@ -52,11 +54,15 @@ class GroupPulse:
         self.epoch = 0
         self.committed = 0
         self.gone = False
-        self._updated_at: object = None
+        self.paused = False
+        self.updated_at: datetime | None = None
 
     def take(self, due: GroupDue) -> None:
         """Take in what was seen."""
         progress = due.progress
+        if (progress.epoch, due.updated_at) != (self.epoch, self.updated_at):
+            self.free()  # after a seek, a pause or a resume everything is to be looked for anew
+        self.paused = due.paused
         self.mark, self.epoch, self.committed = progress.ranges_done, progress.epoch, progress.committed
         if due.work:
             self.free()
@@ -64,9 +70,9 @@ class GroupPulse:
             self.exceptions.mark_at(trio.current_time() + max(due.due_in, 0.0))
         if movable(progress, marks_of(progress)) or progress.newest_high > progress.ranges_done:
             self.advance.mark()
-        if self._updated_at not in (None, due.updated_at):
+        if self.updated_at not in (None, due.updated_at):
             self.changed.mark()
-        self._updated_at = due.updated_at
+        self.updated_at = due.updated_at
 
     def free(self) -> None:
         """Note that ranges or exceptions may be free."""

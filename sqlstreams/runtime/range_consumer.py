@@ -8,6 +8,7 @@ Outage      claiming waits and tries again; the lease's guard ends the wait when
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import Any
 
 import trio
@@ -40,7 +41,7 @@ class RangeConsumer:
         self._node = node
         self._running: RangeRun | None = None
         self._high = 0  # nothing above it is settled that we have not asked for
-        self._high_run: ServerRun | None = None
+        self._high_of: tuple[ServerRun | None, int, datetime | None] = (None, -1, None)  # what makes it void
         self._looked = -1  # what pulse.freed was when nothing was free
         self._average = 8_192.0  # bytes of a payload, seen so far
 
@@ -53,8 +54,8 @@ class RangeConsumer:
             task_status.started()
             while not context.shutdown.requested:
                 due.clear()
-                if watch.run != self._high_run:
-                    self._high, self._high_run = 0, watch.run
+                if (watch.run, pulse.epoch, pulse.updated_at) != self._high_of:
+                    self._high, self._high_of = 0, (watch.run, pulse.epoch, pulse.updated_at)
                 if watch.run is None or not (pulse.freed != self._looked or watch.settled > self._high):
                     with watch.waiting():
                         await due.wait()

@@ -60,6 +60,7 @@ class RangeRun:
         self._context = context
         self._node = node
         self._claim = taken.claim
+        self._epoch = context.pulse.epoch  # a seek raises it, and then nothing is recorded any more
         self._rows: Sequence[MessageRow] = taken.rows
         self._complete = taken.complete
         self._progress = RangeProgress(
@@ -251,7 +252,7 @@ class RangeRun:
                 group=self._context.group.id,
                 low=self._claim.low,
                 token=self._claim.token,
-                epoch=self._context.pulse.epoch,
+                epoch=self._epoch,
                 action=action,
                 through=through,
                 node=self._node.id,

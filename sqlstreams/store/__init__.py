@@ -9,6 +9,7 @@ from sqlstreams.store.protocols import ClaimStore as ClaimStore
 from sqlstreams.store.protocols import ExceptionStore as ExceptionStore
 from sqlstreams.store.protocols import LogStore as LogStore
 from sqlstreams.store.protocols import NodeStore as NodeStore
+from sqlstreams.store.protocols import OperateStore as OperateStore
 from sqlstreams.store.protocols import RegistryStore as RegistryStore
 from sqlstreams.store.protocols import Store as Store
 from sqlstreams.store.values import ClaimedException as ClaimedException
@@ -18,6 +19,7 @@ from sqlstreams.store.values import GroupDue as GroupDue
 from sqlstreams.store.values import GroupRow as GroupRow
 from sqlstreams.store.values import Held as Held
 from sqlstreams.store.values import Holder as Holder
+from sqlstreams.store.values import InspectedRow as InspectedRow
 from sqlstreams.store.values import LogRef as LogRef
 from sqlstreams.store.values import MessageRow as MessageRow
 from sqlstreams.store.values import NodeRow as NodeRow
@@ -39,11 +41,13 @@ __all__ = [
     "GroupRow",
     "Held",
     "Holder",
+    "InspectedRow",
     "LogRef",
     "LogStore",
     "MessageRow",
     "NodeRow",
     "NodeStore",
+    "OperateStore",
     "OutgoingRow",
     "RangeRecord",
     "RegistryStore",

@@ -7,7 +7,7 @@ done" means that the caller asks again with the same token, or lets the node's c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from sqlstreams.config import GroupConfig, StreamConfig
@@ -20,6 +20,7 @@ from sqlstreams.store.values import (
     GroupRow,
     Held,
     Holder,
+    InspectedRow,
     LogRef,
     MessageRow,
     NodeRow,
@@ -32,7 +33,7 @@ from sqlstreams.store.values import (
     Watched,
 )
 
-__all__ = ["ClaimStore", "ExceptionStore", "LogStore", "NodeStore", "RegistryStore", "Store"]
+__all__ = ["ClaimStore", "ExceptionStore", "LogStore", "NodeStore", "OperateStore", "RegistryStore", "Store"]
 
 
 class RegistryStore(Protocol):
@@ -262,7 +263,58 @@ class NodeStore(Protocol):
         """Stop being an instance."""
 
 
-class Store(RegistryStore, LogStore, ClaimStore, ExceptionStore, NodeStore, Protocol):
+class OperateStore(Protocol):
+    """What an operator does to a group."""
+
+    async def pause(self, group: GroupId) -> bool:
+        """Hand out neither fresh ranges nor exceptions from the commit on. False: it was paused. Cancelled: done or not."""
+
+    async def resume(self, group: GroupId) -> bool:
+        """Hand out again. False: it was not paused. Cancelled: done or not."""
+
+    async def redrive(
+        self, stream: StreamId, group: GroupId, *, ids: Sequence[int] | None, error_contains: str | None
+    ) -> int:
+        """Make dead letters ready with a fresh budget: those named, those with a text in their error, or all (both None).
+
+        Guarantee: two at once start a letter once; letters that die meanwhile are left alone. Holds the stream's lock, so
+            retention drops none of them. Returns how many.
+        Cancelled: some may have been started; each step of 5,000 is one transaction.
+        """
+
+    async def discard(
+        self, stream: StreamId, group: GroupId, *, ids: Sequence[int] | None, error_contains: str | None
+    ) -> int:
+        """Delete dead letters, and note it in the history. As redrive."""
+
+    async def inspect(self, stream: StreamId, group: GroupId, message: MessageId) -> InspectedRow:
+        """Look at one message of a group."""
+
+    async def before_instant(self, stream: StreamId, low: int, high: int, instant: datetime) -> int | None:
+        """Return the position right before the first message of (low, high] that is not older than an instant.
+
+        It is the newest id below it that is there, since an id between the two may still appear, or `low`.
+        Returns: None when every message there is older.
+        """
+
+    async def oldest_retained(self, stream: StreamRow) -> int:
+        """Return the id above which everything retained lies."""
+
+    async def count_between(
+        self, stream: StreamId, low: int, high: int
+    ) -> tuple[int, int | None, int | None]:
+        """Return how many messages (low, high] holds, the first and the last."""
+
+    async def seek(self, group: GroupRow, target: int, *, run: ServerRun | None, force: bool) -> int:
+        """Move a group so that it gets what lies above `target` next; its exceptions above are forgotten.
+
+        Guarantee: one transaction. Owners of its ranges get LeaseLost; an advancer that read before changes nothing.
+        Returns: the new epoch. Cancelled: nothing was done, or all.
+        Raises: GroupBusy (without force), ServerRunChanged (`run` is not the current one), NotFound.
+        """
+
+
+class Store(RegistryStore, LogStore, ClaimStore, ExceptionStore, NodeStore, OperateStore, Protocol):
     """All of it, and the doorbell."""
 
     async def ring(self, what: str) -> None:

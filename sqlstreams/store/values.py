@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -30,6 +30,7 @@ __all__ = [
     "GroupRow",
     "Held",
     "Holder",
+    "InspectedRow",
     "LogRef",
     "MessageRow",
     "NodeRow",
@@ -222,6 +223,22 @@ class SnapshotRow(msgspec.Struct, frozen=True):
     by_status: dict[str, int]
     head: int
     age: timedelta | None
+
+
+class InspectedRow(msgspec.Struct, frozen=True):
+    """What is known of one message in one group.
+
+    `open_range` is (low, high, done_through, fence, reclaims, node name, pid, whether the node has ended), `exception` is (status,
+    attempts, delays, error, can run after, fence, node name, pid, whether the node has ended), a line of `history` (attempt, status, error, at).
+    """
+
+    present: bool
+    newest_high: int | None
+    head: int
+    committed: int | None
+    open_range: tuple[Any, ...] | None
+    exception: tuple[Any, ...] | None
+    history: tuple[tuple[Any, ...], ...]
 
 
 class DeadRow(msgspec.Struct, frozen=True):

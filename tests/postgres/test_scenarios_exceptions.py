@@ -1,7 +1,7 @@
 """Scenarios D: which exceptions run, when, and what becomes of a message that kills its process.
 
-Not here, because this release has no keys, no redrive, no retention and no versions beside parking: D4 (beyond the cut of a
-range), D5 to D7, D9. D8 and D10 are here as far as they go.
+D5 is in test_scenarios_operations.py. Not here, because this release has no keys, no retention and no versions beside parking: D4
+(beyond the cut of a range), D6, D7, D9. D8 and D10 are here as far as they go.
 """
 
 import signal

@@ -21,8 +21,15 @@ from sqlstreams.model.values import MessageId, NodeId, Token
 from sqlstreams.postgres.listener import Listener
 from sqlstreams.runtime.holdings import Holdings
 from sqlstreams.runtime.pulse import GroupPulse
-from sqlstreams.store import Held, OutgoingRow, RangeRecord, Store, Watched
-from sqlstreams.store.protocols import ClaimStore, ExceptionStore, LogStore, NodeStore, RegistryStore
+from sqlstreams.store import GroupRow, Held, OutgoingRow, RangeRecord, Store, Watched
+from sqlstreams.store.protocols import (
+    ClaimStore,
+    ExceptionStore,
+    LogStore,
+    NodeStore,
+    OperateStore,
+    RegistryStore,
+)
 from tests.postgres.lossy_proxy import open_lossy_proxy
 from tests.postgres.scenario_rig import (
     BUSY,
@@ -341,6 +348,59 @@ class Everything:
             self.stream.id, self.group.id, after=0, limit=9, error_contains=None
         )
 
+    # Operations.
+
+    async def another_group(self) -> GroupRow:
+        """A group that nobody consumes, so that the others go on."""
+        config = sqlstreams.GroupConfig()
+        return await self.store.register_group(self.stream, self.name("group"), config, start=None, run=None)
+
+    async def make_pause(self) -> Call:
+        row = await self.another_group()
+        return lambda: self.store.pause(row.id)
+
+    async def make_resume(self) -> Call:
+        row = await self.another_group()
+        await self.store.pause(row.id)
+        return lambda: self.store.resume(row.id)
+
+    async def died(self) -> int:
+        message = await self.excepted()
+        await sql_async(
+            self.client._pool.settings.dsn,
+            "update sqlstreams.exception_queue_1 set status = 'dead' where message_id = $1",
+            message,
+        )
+        return message
+
+    async def make_redrive(self) -> Call:
+        ids = [await self.died()]
+        return lambda: self.store.redrive(self.stream.id, self.group.id, ids=ids, error_contains=None)
+
+    async def make_discard(self) -> Call:
+        ids = [await self.died()]
+        return lambda: self.store.discard(self.stream.id, self.group.id, ids=ids, error_contains=None)
+
+    async def make_inspect(self) -> Call:
+        message = MessageId(await self.died())
+        return lambda: self.store.inspect(self.stream.id, self.group.id, message)
+
+    async def make_before_instant(self) -> Call:
+        high = await self.more()
+        instant = self.stream.created_at
+        return lambda: self.store.before_instant(self.stream.id, 0, high, instant)
+
+    async def make_oldest_retained(self) -> Call:
+        return lambda: self.store.oldest_retained(self.stream)
+
+    async def make_count_between(self) -> Call:
+        high = await self.more()
+        return lambda: self.store.count_between(self.stream.id, 0, high)
+
+    async def make_seek(self) -> Call:
+        row = await self.another_group()
+        return lambda: self.store.seek(row, 0, run=None, force=False)
+
     # Nodes.
 
     async def make_register_node(self) -> Call:
@@ -400,7 +460,7 @@ class Everything:
 
 def methods() -> list[str]:
     """Return the name of every method of the store."""
-    protocols = (RegistryStore, LogStore, ClaimStore, ExceptionStore, NodeStore, Store)
+    protocols = (RegistryStore, LogStore, ClaimStore, ExceptionStore, NodeStore, OperateStore, Store)
     return sorted(
         name
         for each in protocols

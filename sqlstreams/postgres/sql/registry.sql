@@ -131,3 +131,11 @@ values ($1, $2, $3, current_user || ' (' || current_setting('application_name') 
 
 -- ring: wake whoever listens. $1 channel  $2 what for
 select pg_notify($1, $2);
+
+-- group_pause: from the commit on nothing new is handed out. One row when it changed. $1 group
+update {schema}.consumer_group set paused_at = (select {schema}.clock()), updated_at = (select {schema}.clock())
+where id = $1 and paused_at is null returning id;
+
+-- group_resume: hand out again. One row when it changed. $1 group
+update {schema}.consumer_group set paused_at = null, updated_at = (select {schema}.clock())
+where id = $1 and paused_at is not null returning id;

@@ -116,6 +116,9 @@ begin
   if not exists (select from {schema}.server_run r where r.id = run) then
     raise exception 'observed on another server run' using errcode = 'SQ006';
   end if;
+  if exists (select from {schema}.consumer_group g where g.id = grp and g.paused_at is not null) then
+    return;
+  end if;
   perform {schema}.check_node(node);
   if (select s.seqcache from pg_sequence s where s.seqrelid = '{schema}.message_log_{stream}_id'::regclass) <> 1 then
     raise exception 'sequence message_log_{stream}_id has a CACHE other than 1' using errcode = 'SQ004';
@@ -147,6 +150,9 @@ create function {schema}.reclaim_range_{stream}(
   language plpgsql volatile as $$
 begin
   perform {schema}.check_isolation();
+  if exists (select from {schema}.consumer_group g where g.id = grp and g.paused_at is not null) then
+    return;
+  end if;
   perform {schema}.check_node(node);
   update {schema}.claim_{stream} c
   set token = tok, node_id = node, fence = nextval('{schema}.fence'), claimed_at = (select {schema}.clock()),
@@ -255,6 +261,9 @@ declare
   taken int;
 begin
   perform {schema}.check_isolation();
+  if exists (select from {schema}.consumer_group g where g.id = grp and g.paused_at is not null) then
+    return;
+  end if;
   perform {schema}.check_node(node);
   update {schema}.exception_queue_{stream} e
   set status = 'ready', can_run_after = (select {schema}.clock()), updated_at = (select {schema}.clock())
