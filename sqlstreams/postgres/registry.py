@@ -140,7 +140,9 @@ class Registry(Part):
             if not await conn.fetchval(self._sql("stream_is_empty", stream)):
                 raise DestroyRefused("it holds messages", subject=f"stream {name!a}")
             if groups := await conn.fetch(self._sql("group_list"), stream):
-                raise DestroyRefused(f"it has {len(groups)} groups", subject=f"stream {name!a}")
+                raise DestroyRefused(
+                    f"it has {len(groups)} group{'s' * (len(groups) != 1)}", subject=f"stream {name!a}"
+                )
         await conn.execute(self._sql("stream_doom"), stream)
 
     async def _drop(self, stream: StreamId) -> None:

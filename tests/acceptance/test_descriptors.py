@@ -41,7 +41,7 @@ def one_line(stderr: bytes, code: str) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&- >&-", ">&-", "<&- >&- 2>&-"])
-def test_consume_with_closed_descriptors_takes_nothing(orders: str, closed: str) -> None:
+def test_q7_consume_with_closed_descriptors_takes_nothing(orders: str, closed: str) -> None:
     done = shell(orders, f"$CLI consume orders g --payload-only {closed}")
     assert done.returncode == 1
     if "2>&-" not in closed:
@@ -76,7 +76,7 @@ def test_what_click_prints_fails_in_one_line_too(dsn: str) -> None:
 @pytest.mark.parametrize(
     "command", ["stream read orders", "stream list", "group lag orders g", "stream list --output json"]
 )
-def test_a_reader_that_left_is_one_line(orders: str, command: str) -> None:
+def test_q7_a_reader_that_left_is_one_line(orders: str, command: str) -> None:
     done = shell(orders, f"$CLI {command} | true; exit ${{PIPESTATUS[0]}}")
     assert done.returncode == 1
     one_line(done.stderr, "SQLS-OUTPUT-CLOSED") if "json" not in command else json.loads(done.stderr)

@@ -12,7 +12,7 @@ from tests.servers import sql_async
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("batch", [False, True])
-async def test_fresh_handles_inside_transactions_take_no_second_connection(dsn, size, batch):
+async def test_h18_fresh_handles_inside_transactions_take_no_second_connection(dsn, size, batch):
     everybody = trio.Event()
     inside = 0
 

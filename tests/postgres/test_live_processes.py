@@ -39,7 +39,7 @@ class Overlaps:
             self.running[meta.id] -= 1
 
 
-async def test_b10_two_consumers_of_one_group_in_one_process_leave_each_other_their_ranges(dsn, monkeypatch):
+async def test_b19_two_consumers_of_one_group_in_one_process_leave_each_other_their_ranges(dsn, monkeypatch):
     """The comparison of holdings sees all that the node holds, so it must know the tokens of all its tasks."""
     monkeypatch.setattr(holdings, "SOON", 0.05)
     handler = Overlaps(2.0)
@@ -58,7 +58,7 @@ async def test_b10_two_consumers_of_one_group_in_one_process_leave_each_other_th
     assert handler.overlapping == []
 
 
-async def test_j2_a_process_with_a_short_lease_does_not_end_a_silent_one_with_a_long_lease(dsn):
+async def test_j17_a_process_with_a_short_lease_does_not_end_a_silent_one_with_a_long_lease(dsn):
     """Each node is judged by its own ttl."""
     long = sqlstreams.LeaseConfig(ttl=timedelta(seconds=60), heartbeat=timedelta(seconds=20))
     handler = Overlaps(5.0)
@@ -79,7 +79,7 @@ async def test_j2_a_process_with_a_short_lease_does_not_end_a_silent_one_with_a_
     assert await sql_async(dsn, "select count(*) from sqlstreams.claim_1 where reclaims > 0") == [(0,)]
 
 
-async def test_h7_what_was_committed_while_the_client_closed_is_reported_as_sent(dsn):
+async def test_h17_what_was_committed_while_the_client_closed_is_reported_as_sent(dsn):
     """Looking at the runway is no reason to deny a commit, nor to forget about it later."""
     async with sqlstreams.connect(dsn) as client:
         stream = client.stream("s")
@@ -96,7 +96,7 @@ async def test_h7_what_was_committed_while_the_client_closed_is_reported_as_sent
         assert await sql_async(dsn, "select count(*) from sqlstreams.message_log_1") == [(8,)]
 
 
-async def test_j4_a_node_that_was_ended_before_its_consumer_joined_goes_on_as_the_next_one(dsn):
+async def test_j18_a_node_that_was_ended_before_its_consumer_joined_goes_on_as_the_next_one(dsn):
     handler = Overlaps(0.0)
     async with sqlstreams.connect(dsn) as client:
         stream = client.stream("s")
@@ -113,7 +113,7 @@ async def test_j4_a_node_that_was_ended_before_its_consumer_joined_goes_on_as_th
     assert handler.runs == [1]
 
 
-async def test_b5_a_handler_whose_clean_up_fails_when_the_lease_is_lost_does_not_end_consume(dsn):
+async def test_c16_a_handler_whose_clean_up_fails_when_the_lease_is_lost_does_not_end_consume(dsn):
     runs = []
 
     async def broken_on_its_way_out():
@@ -156,7 +156,7 @@ class Odd(BaseException):
 @pytest.mark.parametrize(
     "odd", [Odd("x"), GeneratorExit(), BaseExceptionGroup("g", [Odd("y"), ValueError("z")])]
 )
-async def test_c1_whatever_a_handler_raises_is_a_failure_of_its_message(dsn, odd):
+async def test_c16_whatever_a_handler_raises_is_a_failure_of_its_message(dsn, odd):
     async def handle(message):
         if message == 1:
             raise odd

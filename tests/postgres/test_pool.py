@@ -444,7 +444,7 @@ async def test_a_transaction_with_a_cancelled_statement_does_not_commit(dsn):
 
 
 @pytest.mark.parametrize("ending", ["rollback", "commit", "rollback and chain; rollback"])
-async def test_a_transaction_that_a_statement_ended_says_so_and_sends_nothing_after_it(any_dsn, ending):
+async def test_h18_a_transaction_that_a_statement_ended_says_so_and_sends_nothing_after_it(any_dsn, ending):
     await make_table(any_dsn)
     async with opened(any_dsn) as (_bridge, pool):
         with pytest.raises(TransactionAborted, match="ended the transaction itself"):
