@@ -35,6 +35,7 @@ __all__ = ["Consumer", "Process"]
 
 SHUTDOWN_EXTRA = 2.0  # seconds over the handler's timeout that a drain may take
 LEAVE_SECONDS = 1.0
+JOIN_TRIES, JOIN_PAUSE = 40, 0.05  # consuming does not depend on it: after 2 s it goes on unlisted
 
 AdvancerFactory = Callable[[StreamId, GroupId, Due], Actor]
 
@@ -160,9 +161,13 @@ class Consumer:
                     await process.store.leave(token)
 
     async def _join(self, node: Node, token: Token) -> None:
+        """Become an instance, so that others see that the group is consumed; somebody else may just be claiming its row."""
         process, worker = self._process, self._group.worker_id
         try:
-            await known_outcome(process.random, lambda: process.store.join(worker, node.id, token))
+            for _ in range(JOIN_TRIES):
+                if await known_outcome(process.random, lambda: process.store.join(worker, node.id, token)):
+                    break
+                await trio.sleep(JOIN_PAUSE)
         except LeaseLost:
             node.lease.lose("the database has ended this node")
         if node.lease.lost:

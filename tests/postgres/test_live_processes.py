@@ -208,3 +208,25 @@ async def test_a_failing_handler_is_told_in_the_log_without_its_text(dsn, caplog
     assert "message 1 of stream s, group g failed at run 1: ValueError at " in line
     assert __file__ in line
     assert "canary" not in caplog.text
+
+
+async def test_o5_a_consumer_that_joins_while_another_one_does_is_listed_as_well(dsn):
+    """The row of the worker is locked for a moment: whoever finds it locked has to ask again."""
+    async with sqlstreams.connect(dsn) as client, sqlstreams.connect(dsn) as other:
+        stream = client.stream("s")
+        await stream.register()
+        await stream.consumer("g").register()
+        handler = Overlaps(0.0)
+        async with trio.open_nursery() as nursery:
+            async with other.transaction() as tx:
+                await tx.execute("select from sqlstreams.worker for update")
+                nursery.start_soon(stream.consumer("g").consume, handler)
+                with trio.fail_after(5):
+                    await wait_until_async(
+                        dsn,
+                        "select count(*) > 0 from pg_stat_activity where query like '%claim_worker%' and pid <> pg_backend_pid()",
+                    )
+                assert await sql_async(dsn, "select count(*) from sqlstreams.worker_instance") == [(0,)]
+            with trio.fail_after(5):
+                await wait_until_async(dsn, "select count(*) from sqlstreams.worker_instance", 1)
+            nursery.cancel_scope.cancel()
