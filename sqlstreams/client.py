@@ -56,11 +56,10 @@ _log = logging.getLogger("sqlstreams")
 class Client:
     """One connection to one installation. Made by `connect`."""
 
-    def __init__(self, core: Core, pool: Pool, sql: Statements, start_child: Callable[..., Any]) -> None:
+    def __init__(self, core: Core, pool: Pool, sql: Statements) -> None:
         self._core = core
         self._pool = pool
         self._sql = sql
-        self._start_child = start_child
 
     @overload
     def stream(self, name: str, type_: type[T], *, version: int = 1) -> Stream[T]: ...
@@ -233,7 +232,7 @@ async def connect(
                 ActorSpec(name, actor, intensity=Intensity(ACTOR_RESTARTS, ACTOR_WITHIN), backoff=backoff)
             )
         try:
-            yield Client(core, pool, sql, children.start)
+            yield Client(core, pool, sql)
         finally:
             core.closed = True
             with trio.move_on_after(END_SECONDS, shield=True):  # bounded: END_SECONDS, two graces

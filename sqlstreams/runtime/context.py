@@ -40,7 +40,6 @@ class Counters:
     ranges: int = 0
     reclaimed: int = 0
     handed_back: int = 0
-    taken_over: int = 0
 
 
 @dataclass
